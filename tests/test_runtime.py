@@ -64,6 +64,19 @@ class TestBlasThreads:
         thread.join(10)
         assert set(blas_counts()) == {2}
 
+    def test_a_worker_thread_can_limit(self, two_threads):
+        seen = []
+
+        def other():
+            with runtime.blas_threads(1):
+                seen.extend(blas_counts())
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(10)
+        assert set(seen) == {1}
+        assert set(blas_counts()) == {2}
+
     def test_a_library_loaded_later_is_found(self):
         code = (
             "import msrm.runtime as r\n"

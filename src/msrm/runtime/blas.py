@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 __all__ = ["blas_libraries", "blas_threads"]
 
 _lock = threading.RLock()
 _libraries: list[Any] = []
 _scanned_modules = -1
-_active: list[tuple[object, int]] = []
-_original: dict[str, int] = {}
+# Per library (and Python thread, where limits are per thread): the count before the first block, the open limits.
+_before: dict[tuple[str, int], int] = {}
+_open: dict[tuple[str, int], list[tuple[object, int]]] = {}
 
 
 def blas_libraries() -> list[Any]:
@@ -59,25 +60,36 @@ def blas_threads(n: int = 1) -> Iterator[None]:
     if n < 1:
         raise ValueError(f"blas_threads needs at least 1 thread, found {n}")
     token = (object(), n)
+    held: list[tuple[Any, tuple[str, int]]] = []
     with _lock:
-        for library in blas_libraries():
-            if library.filepath not in _original:
-                _original[library.filepath] = library.get_num_threads()
-        _active.append(token)
-        _apply()
+        libraries = blas_libraries()
+        _release_control()
+        for library in libraries:
+            # OpenMP keeps one limit per Python thread; every other layer has one for the process.
+            own = threading.get_ident() if getattr(library, "threading_layer", "") == "openmp" else 0
+            key = (library.filepath, own)
+            if key not in _open:
+                _open[key] = []
+                _before[key] = library.get_num_threads()
+            _open[key].append(token)
+            held.append((library, key))
+            library.set_num_threads(n)
+        _release_control()
     try:
         yield
     finally:
         with _lock:
-            _active.remove(token)
-            _apply()
+            _release_control()
+            for library, key in held:
+                _open[key].remove(token)
+                library.set_num_threads(_open[key][-1][1] if _open[key] else _before[key])
+                if not _open[key]:
+                    del _open[key], _before[key]
+            _release_control()
 
 
-def _apply() -> None:
-    """Set the latest open block's limit, or the original counts when no block is open."""
-    for library in _libraries:
-        before = _original.get(library.filepath)
-        if before is not None:
-            library.set_num_threads(_active[-1][1] if _active else before)
-    if not _active:
-        _original.clear()
+def _release_control() -> None:
+    """Let any Python thread set OpenBLAS: threadpoolctl >= 3.8 ignores all but the first; overlaps are settled here."""
+    release = getattr(OpenBLASController, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
