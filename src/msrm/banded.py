@@ -10,12 +10,14 @@ from functools import cached_property
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from scipy.linalg import blas, lapack
+from scipy.linalg import lapack
 from scipy.sparse import csr_array
 
 from msrm.runtime import blas_threads
 
-_SMALLEST_BLOCK = 48  # below it the interpreter, not the arithmetic, sets the time of the block recursion
+_SMALLEST_BLOCK = 32  # below it the interpreter, not the arithmetic, sets the time of the block recursion
+_SMALLEST_PACK = 16  # the same for the batched products of packed rows
+_WINDOW_STEPS = 4  # blocks that enter the moving window of the inverse before it is copied back
 
 
 class TemporalRows:
@@ -63,12 +65,8 @@ class TemporalRows:
         return csr_array((self.weights.ravel(), indices.ravel(), pointer), shape=(len(self), self.length))
 
     @cached_property
-    def _segments(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-        """Row order by first column (None if sorted), segment starts (None if all distinct), distinct columns."""
-        order = None if np.all(np.diff(self.first) >= 0) else np.argsort(self.first, kind="stable")
-        ordered = self.first if order is None else self.first[order]
-        starts = np.flatnonzero(np.r_[True, np.diff(ordered) > 0]) if len(ordered) else np.zeros(0, dtype=np.intp)
-        return order, None if len(starts) == len(ordered) else starts, ordered[starts]
+    def _packed(self) -> "_Packed":
+        return _Packed(self.first, self.weights, self.length)
 
     def apply(self, columns: np.ndarray) -> np.ndarray:
         """Row values (row, ...) of column values (column, ...)."""
@@ -90,24 +88,9 @@ class TemporalRows:
         -------
         (width, column) or (width, column, set)
         """
-        order, starts, columns = self._segments
-        sets = () if weights is None else weights.shape[1:]
-        out = np.zeros((self.length, self.width, *sets))
-        if len(self) == 0:
-            return np.swapaxes(out, 0, 1)
-        rows = self.weights if order is None else self.weights[order]
-        scaled = rows
-        if weights is not None:
-            ordered = weights if order is None else weights[order]
-            scaled = rows * ordered[:, None] if not sets else rows[:, :, None] * ordered[:, None]
-        if sets:
-            rows = rows[:, :, None]
-        for a in range(self.width):
-            product = rows[:, a, None] * scaled[:, a:]
-            if starts is not None:
-                product = np.add.reduceat(product, starts, axis=0)
-            out[columns + a, : self.width - a] += product
-        return np.swapaxes(out, 0, 1)
+        if weights is None or weights.ndim == 1:
+            return self._packed.gram(weights)
+        return np.stack([self._packed.gram(one).T for one in weights.T]).T
 
     def windows(self, band: np.ndarray) -> np.ndarray:
         """Each row's symmetric window of a band matrix times the row, (row, width) or (row, width, set).
@@ -115,16 +98,69 @@ class TemporalRows:
         The adjoint of :meth:`gram`: ``(windows(T) * weights).sum(1)`` is ``w_n' T w_n``, and its product with the
         derivative of the weights is half the derivative of that form.
         """
-        columns = np.swapaxes(band, 0, 1)
-        sets = band.shape[2:]
-        rows = self.weights if not sets else self.weights[:, :, None]
-        out = np.zeros((len(self), self.width, *sets))
-        for a in range(self.width):
-            reach = min(self.width - a, band.shape[0])
-            window = columns[self.first + a, :reach]
-            out[:, a : a + reach] += window * rows[:, a, None]
-            out[:, a] += (window[:, 1:] * rows[:, a + 1 : a + reach]).sum(axis=1)
-        return out
+        if band.ndim == 2:
+            return self._packed.windows(band)
+        return np.stack([self._packed.windows(one.T) for one in band.T], axis=-1)
+
+
+class _Packed:
+    """Rows packed into dense chunks, so that Grams and windows are batched products of small matrices.
+
+    Columns are cut into blocks of order ``b`` at least the width; a chunk holds up to ``slots`` rows that start in one
+    block, as a dense (slots, 2 b) matrix.
+    """
+
+    def __init__(self, first: np.ndarray, weights: np.ndarray, length: int) -> None:
+        self.width, self.length = weights.shape[1], length
+        self.first = first
+        self.b = max(self.width, _SMALLEST_PACK)
+        self.blocks = -(-length // self.b)
+        block = first // self.b
+        counts = np.bincount(block, minlength=self.blocks)
+        typical = int(np.ceil(len(first) / max(int(np.count_nonzero(counts)), 1)))
+        largest = int(counts.max(initial=0))
+        slots = max(1, largest if largest <= 2 * typical else typical)
+        chunks = np.maximum(-(-counts // slots), 1)
+        self.starts = np.cumsum(chunks) - chunks
+        self.owner = np.repeat(np.arange(self.blocks), chunks)
+        order = np.argsort(block, kind="stable")
+        rank = np.empty(len(first), dtype=np.intp)
+        rank[order] = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.position = (self.starts[block] + rank // slots) * slots + rank % slots
+        self.columns = (first - block * self.b)[:, None] + np.arange(self.width)
+        self.dense = np.zeros((len(self.owner), slots, 2 * self.b))
+        self.dense.reshape(-1, 2 * self.b)[self.position[:, None], self.columns] = weights
+
+    def gram(self, weights: np.ndarray | None) -> np.ndarray:
+        scaled = self.dense
+        if weights is not None:
+            spread = np.zeros(self.dense.shape[0] * self.dense.shape[1])
+            spread[self.position] = weights
+            scaled = self.dense * spread.reshape(*self.dense.shape[:2], 1)
+        product = np.zeros((len(self.owner), 2 * self.b, 3 * self.b))
+        np.matmul(self.dense.swapaxes(1, 2), scaled, out=product[:, :, : 2 * self.b])
+        if len(self.owner) > self.blocks:
+            product = np.add.reduceat(product, self.starts, axis=0)
+        upper = _block_bands(product, self.width)
+        out = np.zeros((self.blocks + 1, self.b, self.width))
+        out[:-1] += upper[:, : self.b]
+        out[1:] += upper[:, self.b :]
+        return out.reshape(-1, self.width)[: self.length].T
+
+    def windows(self, band: np.ndarray) -> np.ndarray:
+        reach = min(self.width, band.shape[0])
+        padded = np.zeros(((self.blocks + 1) * self.b, reach))
+        padded[: self.length] = band[:reach].T
+        columns = padded.reshape(self.blocks + 1, self.b, reach)
+        upper = np.zeros((self.blocks, 2 * self.b, 3 * self.b))
+        view = _block_bands(upper, reach)
+        view[:, : self.b], view[:, self.b :] = columns[:-1], columns[1:]
+        upper = upper[:, :, : 2 * self.b]
+        diagonal = np.einsum("bll->bl", upper).copy()
+        if len(self.owner) > self.blocks:
+            upper, diagonal = upper[self.owner], diagonal[self.owner]
+        out = self.dense @ upper + self.dense @ upper.swapaxes(1, 2) - self.dense * diagonal[:, None]
+        return out.reshape(-1, 2 * self.b)[self.position[:, None], self.columns]
 
 
 def _moved_windows(first: np.ndarray, weights: np.ndarray, moved: np.ndarray, width: int, length: int) -> np.ndarray:
@@ -161,13 +197,13 @@ def kron_band(band: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
         Time-major, factor within time; its bandwidth must be at least ``width * K - 1``.
     """
     size = matrix.shape[-1]
-    temporal, target = np.swapaxes(band, 0, 1), out.T
-    length, width = temporal.shape[:2]
+    temporal, target = band.T, out.T
+    length, width = temporal.shape[-2:]
     for i in range(size):
         for j in range(size):
             if not np.any(matrix[..., i, j]):
                 continue
-            term = temporal * matrix[i, j] if matrix.ndim == 2 else temporal @ matrix[:, i, j]
+            term = temporal * matrix[i, j] if matrix.ndim == 2 else np.tensordot(matrix[:, i, j], temporal, 1)
             skip = int(i < j)
             stop = (width - 1) * size + i - j + 1
             target[j : length * size : size, skip * size + i - j : stop : size] += term[:, skip:]
@@ -197,17 +233,15 @@ def kron_moment(band: np.ndarray, inverse: np.ndarray, size: int) -> np.ndarray:
     -------
     (size, size) or (set, size, size)
     """
-    temporal = np.swapaxes(band, 0, 1)
-    width, sets = band.shape[0], band.shape[2:]
-    out = np.zeros((size, size, *sets))
+    temporal, width = band.T, band.shape[0]
+    out = np.zeros((*band.shape[2:], size, size))
     for i in range(size):
         for j in range(size):
             piece = _factor_slices(inverse, size, i, j, width)
-            lower = np.einsum("lo...,lo->...", temporal, piece)
-            diagonal = np.einsum("l...,l->...", temporal[:, 0], piece[:, 0])
-            out[i, j] += lower
-            out[j, i] += lower - diagonal
-    return np.moveaxis(out, (0, 1), (-2, -1)) if sets else out
+            lower = np.tensordot(temporal, piece, 2)
+            out[..., i, j] += lower
+            out[..., j, i] += lower - temporal[..., 0] @ piece[:, 0]
+    return out
 
 
 def kron_trace(inverse: np.ndarray, matrix: np.ndarray, width: int) -> np.ndarray:
@@ -267,61 +301,58 @@ class BandCholesky:
         flat = np.asfortranarray(standard.reshape(standard.shape[0], -1))
         return lapack.dtbtrs(self.factor, flat, uplo="L", trans="T")[0].reshape(standard.shape)
 
-    def inverse_blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Diagonal and subdiagonal blocks of the inverse, (block, b, b) and (block - 1, b, b).
-
-        Blocks have order b, at least the bandwidth; the last is padded with the identity. With the block bidiagonal
-        factor, ``S_ii = L_ii^-T L_ii^-1 + G' S_jj G`` and ``S_ji = -S_jj G`` for ``j = i + 1``,
-        ``G = L_ji L_ii^-1`` (Takahashi et al. 1973).
-        """
-        work = self._inverse_columns()
-        b = work.shape[1]
-        diagonal = np.swapaxes(work[:, :, :b], 1, 2)
-        return diagonal, np.swapaxes(work[:-1, :, b:], 1, 2)
-
     def inverse_band(self) -> np.ndarray:
-        """The inverse's entries within the bandwidth, as a lower band (bandwidth + 1, order)."""
-        work = self._inverse_columns()
-        return _block_bands(work, self.factor.shape[0]).reshape(-1, self.factor.shape[0])[: self.factor.shape[1]].T
+        """The inverse's entries within the bandwidth, as a lower band (bandwidth + 1, order).
 
-    def _inverse_columns(self) -> np.ndarray:
+        Block recursion from the last column block to the first (Takahashi et al. 1973): with J the ``bandwidth`` rows
+        after block i and ``G = L_Ji L_ii^-1``, ``S_Ji = -S_JJ G`` and ``S_ii = L_ii^-T L_ii^-1 + G' S_JJ G``.
+        """
         if "inverse" not in self._cache:
             self._cache["inverse"] = _selected_inverse(self.factor)
         return self._cache["inverse"]
 
 
 def _block_bands(work: np.ndarray, depth: int) -> np.ndarray:
-    """View (block, column, offset) of block columns (block, b, 2 b): entries on and below the diagonal."""
-    blocks, b, rows = work.shape
+    """View (block, l, offset) of dense blocks (block, row, column): the entries ``[l, l + offset]``."""
+    blocks, rows, columns = work.shape
     step = work.itemsize
-    return as_strided(work, (blocks, b, depth), (b * rows * step, (rows + 1) * step, step))
+    return as_strided(work, (blocks, rows, depth), (rows * columns * step, (columns + 1) * step, step))
 
 
 def _selected_inverse(factor: np.ndarray) -> np.ndarray:
-    """Block columns (block, column, row of [S_ii; S_ji]) of the inverse."""
     depth, order = factor.shape
-    b = min(max(depth - 1, _SMALLEST_BLOCK), max(order, depth))
+    reach = depth - 1
+    # Small blocks cost 2 n reach^2 operations where b = reach costs 5.7; multiples of 16 suit the kernels of BLAS.
+    b = max(-(-reach // 64) * 16, _SMALLEST_BLOCK)
     blocks = -(-order // b)
-    padded = np.zeros((blocks * b, depth))
-    padded[:order], padded[order:, 0] = factor.T, 1.0
-    work = np.zeros((blocks, b, 2 * b))
-    _block_bands(work, depth)[:] = padded.reshape(blocks, b, depth)
-    following = np.empty((0, 0))
+    out = np.empty((blocks * b, depth))
+    size = reach + _WINDOW_STEPS * b
+    window = np.zeros((size, size))
+    columns = np.zeros((b, b + reach))
+    view = _block_bands(columns[None], depth)[0]
+    top = size - reach
+    window[top:, top:] = np.eye(reach)
     with blas_threads(1):
-        for block in range(blocks - 1, -1, -1):
-            columns = work[block].T
-            inverse = lapack.dtrtri(columns[:b], lower=1)[0]
-            current = lapack.dlauum(inverse, lower=1)[0]
-            current += np.tril(current, -1).T - np.triu(current, 1)
-            if block < blocks - 1:
-                gain = blas.dtrmm(1.0, inverse, columns[b:], side=1, lower=1)
-                cross = following @ gain
-                current += gain.T @ cross
-                columns[b:] = -cross
-            current = 0.5 * (current + current.T)
-            columns[:b] = current
-            following = current
-    return work
+        for start in range((blocks - 1) * b, -1, -b):
+            columns.fill(0.0)
+            view[: order - start] = factor.T[start : start + b]
+            if start + b + reach > order:
+                columns[:, order - start :] = 0.0
+                view[order - start :, 0] = 1.0
+            if top < b:
+                window[size - reach :, size - reach :] = window[top : top + reach, top : top + reach]
+                top = size - reach
+            inverse = lapack.dtrtri(columns[:, :b].T, lower=1)[0]
+            gain = inverse.T @ columns[:, b:]
+            cross = gain @ window[top : top + reach, top : top + reach]
+            current = inverse.T @ inverse + cross @ gain.T
+            columns[:, :b] = 0.5 * (current + current.T)
+            np.negative(cross, out=columns[:, b:])
+            window[top - b : top, top - b : top + reach] = columns
+            window[top : top + reach, top - b : top] = columns[:, b:].T
+            out[start : start + b] = view
+            top -= b
+    return out[:order].T
 
 
 def band_cholesky(band: np.ndarray, *, overwrite: bool = False) -> BandCholesky:
