@@ -1,0 +1,121 @@
+"""The response families of DESIGN 2: curves, supports, gains, and their integrals over grid cells.
+
+Each family owns its formula, the normalizer that gives it unit energy on its support, and the derivatives in its
+parameters; ``cells`` owns the integration and the derivatives in shifts and dilations.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import erf
+
+from msrm.responses.base import Free, Response, Values
+from msrm.responses.cells import Array, Cells
+
+__all__ = ["Gaussian", "Identity"]
+
+_HALF_SUPPORT = 6.0
+# Twelve Gauss points integrate a Gaussian times a smooth function over 2.5 widths to rounding.
+_GAUSSIAN_RESOLUTION = 2.5
+_ROOT_HALF = np.sqrt(0.5)
+_ERF_SIX = float(erf(_HALF_SUPPORT))
+_ERF_EDGE = float(erf(_HALF_SUPPORT * _ROOT_HALF))
+
+
+@dataclass(frozen=True)
+class Identity(Response):
+    """The unit impulse: the stream sees the latent itself at its own times.
+
+    Examples
+    --------
+    >>> Identity().support()
+    (0.0, 0.0)
+    """
+
+    is_identity: ClassVar[bool] = True
+
+    def _support(self, v: Values) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def curve(self, u: object, values: Values | None = None) -> Array:
+        """An impulse has no curve.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        raise TypeError("Identity is a unit impulse and has no curve to evaluate; test is_identity first.")
+
+    curve_gradient = curve  # type: ignore[assignment]
+
+    def _gain(self, v: Values) -> float:
+        return 1.0
+
+    def _gain_gradient(self, v: Values) -> Values:
+        return {}
+
+
+@dataclass(frozen=True)
+class Gaussian(Response):
+    """h(u) proportional to exp(-(u - lag)^2 / (2 width^2)) on lag +- 6 width.
+
+    Parameters
+    ----------
+    width : float or Free
+        Standard deviation, seconds.
+    lag : float or Free
+        Centre, seconds; positive when the stream follows the latent.
+
+    Examples
+    --------
+    >>> Gaussian(width=0.5, lag=1.0).support()
+    (-2.0, 4.0)
+    """
+
+    width: float | Free
+    lag: float | Free
+
+    positive: ClassVar[frozenset[str]] = frozenset({"width"})
+
+    def _support(self, v: Values) -> tuple[float, float]:
+        reach = _HALF_SUPPORT * v["width"]
+        return v["lag"] - reach, v["lag"] + reach
+
+    def _height(self, v: Values) -> float:
+        return float((np.sqrt(np.pi) * _ERF_SIX * v["width"]) ** -0.5)
+
+    def _curve(self, u: Array, v: Values) -> Array:
+        z = (u - v["lag"]) / v["width"]
+        return self._height(v) * np.exp(-0.5 * z * z)
+
+    def _curve_gradient(self, u: Array, v: Values) -> dict[str, Array]:
+        z = (u - v["lag"]) / v["width"]
+        h = self._curve(u, v)
+        return {"lag": h * z / v["width"], "width": h * (z * z - 0.5) / v["width"]}
+
+    def _gain(self, v: Values) -> float:
+        return float(self._height(v) * np.sqrt(2 * np.pi) * v["width"] * _ERF_EDGE)
+
+    def _gain_gradient(self, v: Values) -> Values:
+        return {"lag": 0.0, "width": 0.5 * self._gain(v) / v["width"]}
+
+    def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
+        w = cells.weights(lambda u: self._curve(u, v), _GAUSSIAN_RESOLUTION * v["width"])
+        return w, self._derivatives(cells, w, v, cells.edge_values(lambda u: self._curve(u, v)) if self.free else None)
+
+    def _hat_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
+        width, height = v["width"], self._height(v)
+        z = np.clip((cells.edges - v["lag"]) / width, -_HALF_SUPPORT, _HALF_SUPPORT)
+        mass = height * width * np.sqrt(np.pi / 2) * erf(z * _ROOT_HALF)
+        moment = -height * width**2 * np.exp(-0.5 * z * z)
+        w = cells.weights_from_antiderivatives(mass, moment, v["lag"])
+        return w, self._derivatives(cells, w, v, None)
+
+    def _derivatives(self, cells: Cells, w: Array, v: Values, edge_values: Array | None) -> dict[str, Array]:
+        made = {
+            "lag": lambda: cells.by_parts(w, edge_values),
+            "width": lambda: cells.dilated(w, edge_values, v["lag"], v["width"]),
+        }
+        return {name: made[name]() for name in self.free}
