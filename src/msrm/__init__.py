@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "recording": ("Recording", "open_recording", "concat_runs"),
     "bids": ("read_bids",),
-    "simulate": ("simulate",),
+    "simulation": ("simulate",),
     "responses": ("Identity", "Gaussian", "Gamma", "DoubleGamma", "Bateman", "Sampled", "Free"),
     "priors": ("Normal", "LogNormal", "Uniform", "Priors"),
     "regularized": ("RMSRM",),
@@ -66,4 +66,4 @@ if TYPE_CHECKING:
     from msrm.responses import Gaussian as Gaussian
     from msrm.responses import Identity as Identity
     from msrm.responses import Sampled as Sampled
-    from msrm.simulate import simulate as simulate
+    from msrm.simulation import simulate as simulate
