@@ -252,7 +252,7 @@ class TestAtomic:
         assert os.listdir(tmp_path) == []
 
     def test_an_unwritable_value_leaves_nothing_behind(self, small, tmp_path):
-        small = small.assign(when=("t", np.array(["2020-01-01"] * 3, dtype="datetime64[ns]")))
+        small["when"] = xr.DataArray(np.array(["2020-01-01"] * 3, dtype="datetime64[ns]"), dims="t")
         with pytest.raises(TypeError, match=r"/when: cannot archive values of type datetime64"):
             archive.write_tree(small, tmp_path / "fit.nc", kind="Test")
         assert os.listdir(tmp_path) == []
@@ -295,7 +295,7 @@ class TestRefusals:
             archive.write_tree(xr.DataTree(dataset), tmp_path / "fit.nc", kind="Test")
 
     def test_a_folder_that_is_not_there(self, small, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
+        with pytest.raises(FileNotFoundError, match="There is no folder"):
             archive.write_tree(small, tmp_path / "no" / "fit.nc", kind="Test")
         with pytest.raises(IsADirectoryError, match="give a file name"):
             archive.write_tree(small, tmp_path, kind="Test")

@@ -19,6 +19,7 @@ from typing import Any
 import xarray as xr
 
 from msrm import __version__, netcdf, runtime
+from msrm.recording_file import replacing
 
 __all__ = ["FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"]
 
@@ -59,17 +60,11 @@ def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) ->
     TypeError, ValueError
         For what plain netCDF cannot hold, named by group and variable.
     """
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
-    if target.is_dir():
+    path = Path(path)
+    if path.is_dir():
         raise IsADirectoryError(f"cannot save {path}: it is a folder; give a file name such as fit.nc")
     if "runtime" in tree.children or any(name in tree.attrs for name in _RESERVED):
         raise ValueError(f"the archive itself adds 'runtime' and the attributes {', '.join(_RESERVED)}; leave them out")
-    size = sum(node.to_dataset(inherit=False).nbytes for node in tree.subtree)
-    if size > (free := shutil.disk_usage(target.parent).free):
-        raise OSError(f"cannot save {path}: it needs {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free")
-
     sealed = tree.copy(deep=False)
     sealed.attrs = {
         "kind": kind,
@@ -79,20 +74,16 @@ def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) ->
         **tree.attrs,
     }
     sealed["runtime"] = xr.DataTree(xr.Dataset(attrs=runtime.describe()))
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    try:
+    with replacing(path) as aside:
+        size = sum(node.to_dataset(inherit=False).nbytes for node in tree.subtree)
+        if size > (free := shutil.disk_usage(aside.parent).free):
+            raise OSError(f"cannot save {path}: it needs {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free")
         try:
             netcdf.write_groups(sealed, aside)
         except RuntimeError as error:  # netCDF's own word for any failed write
             raise OSError(f"cannot save {path}: {error}; is the disk full or a quota reached?") from error
         _seal(aside)
-        if target.exists():
-            shutil.copymode(target, aside)
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
-    _sync_folder(target.parent)
-    return target
+    return path
 
 
 def read_tree(path: str | os.PathLike[str]) -> xr.DataTree:
@@ -179,13 +170,11 @@ def open_fit(path: str | os.PathLike[str]) -> Any:
 
 
 def _seal(path: Path) -> None:
-    """Append the checksum line and bring the file to the disk."""
+    """Append the checksum line."""
     with path.open("r+b") as file:
         digest = hashlib.file_digest(file, "sha256")
         file.seek(0, os.SEEK_END)
         file.write(_seal_line(FORMAT, digest))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _seal_line(version: int, digest: Any) -> bytes:
@@ -225,17 +214,3 @@ def _digest_of_first(file: Any, count: int) -> Any:
         digest.update(block)
         count -= len(block)
     return digest
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut, where the system lets a folder be synced."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

@@ -19,20 +19,13 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
+from msrm.stream import UNDECODED
+
 __all__ = ["read_groups", "write_groups"]
 
 _ORIGINAL_NAME = "msrm_name"
 _JSON = "json:"
 _LONGEST_NAME = 255
-_SHORT_UNITS = {
-    "days": "d",
-    "hours": "h",
-    "minutes": "min",
-    "seconds": "s",
-    "milliseconds": "ms",
-    "microseconds": "us",
-    "nanoseconds": "ns",
-}
 # Attributes that change the values a reader sees.
 _DECODED = {
     "_FillValue",
@@ -123,7 +116,7 @@ def _write_variable(name: str, variable: xr.Variable, group: netCDF4.Dataset, pa
             raise ValueError(
                 f"{path}/{name}: units {units!r} are a calendar; store seconds from the run's start as 's'"
             )
-        attributes["units"] = _SHORT_UNITS.get(units, units)
+        attributes["units"] = UNDECODED.get(units, units)
     if values.dtype == bool:
         values, attributes["dtype"] = values.astype(np.int8), "bool"
     kind: Any = values.dtype.newbyteorder("=")
