@@ -8,9 +8,9 @@ stores; `guard` warns once about each setting that costs speed or precision; `di
 from msrm.runtime.bar import progress
 from msrm.runtime.blas import blas_libraries, blas_threads
 from msrm.runtime.cores import affinity_cores, available_cores, cgroup_cores
-from msrm.runtime.describe import describe, nvidia_gpus
-from msrm.runtime.guard import GuardWarning, guard
+from msrm.runtime.facts import describe, nvidia_gpus
 from msrm.runtime.probe import jax_facts, probe_jax
+from msrm.runtime.warn import GuardWarning, guard
 
 __all__ = [
     "GuardWarning",

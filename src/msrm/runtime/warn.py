@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msrm.runtime.blas import blas_libraries
 from msrm.runtime.cores import available_cores
-from msrm.runtime.describe import nvidia_gpus
+from msrm.runtime.facts import nvidia_gpus
 from msrm.runtime.probe import jax_facts
 
 __all__ = ["GuardWarning", "findings", "guard"]
