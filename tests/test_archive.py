@@ -194,9 +194,9 @@ class TestDamage:
             archive.read_tree(tmp_path / "other.nc")
 
     def test_a_newer_format_is_refused_with_the_line_to_type(self, small, tmp_path, monkeypatch):
-        monkeypatch.setattr(archive, "FORMAT", 2)
+        monkeypatch.setattr("msrm.sealed.FORMAT", 2)
         path = archive.write_tree(small, tmp_path / "fit.nc", kind="Test")
-        monkeypatch.setattr(archive, "FORMAT", 1)
+        monkeypatch.setattr("msrm.sealed.FORMAT", 1)
         with pytest.raises(ValueError, match=r"format 2 is newer .* pip install --upgrade msrm"):
             archive.read_tree(path)
 

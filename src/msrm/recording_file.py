@@ -2,18 +2,15 @@
 
 Group ``participant/run/modality`` holds ``values`` (time, feature) in chunks of all times x some features, ``time``,
 ``feature``, and what one pass found: ``observed``, ``minimum``, ``maximum`` (feature), ``row_observed`` (time) and
-``sha256`` of each chunk. The file ends with a line of its length and SHA-256, which netCDF readers do not see.
+``sha256`` of each chunk. The file is sealed (:mod:`msrm.sealed`).
 
-What is checked when: the length at every opening; the whole file's SHA-256 at opening up to 256 MB or on request;
-names, times and chunk digests at every opening, through the recording's digest; values through HDF5's own checksum
-whenever a chunk is read, and through its SHA-256 when it is first read.
+What is checked when: that the file is complete at every opening; the whole file's SHA-256 at opening up to 256 MB or
+on request; names, times and chunk digests at every opening, through the recording's digest; values through HDF5's own
+checksum whenever a chunk is read, and through its SHA-256 when it is first read.
 """
 
-import hashlib
-import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +19,9 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
+from msrm import __version__
 from msrm import recording_checks as checks
+from msrm.sealed import FORMAT, check_seal, is_sealed, replacing, seal
 from msrm.stream import (
     Stored,
     Stream,
@@ -40,61 +39,7 @@ from msrm.stream import (
 )
 
 KIND = "recording"
-MARK = b"\nmsrm file "
-TRAILER = len(MARK) + 20 + 1 + 64 + 1
 VERIFIED_BYTES = 2**28
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, on disk, when the block ends without an error."""
-    target = Path(path).resolve()
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {target.parent} to write {target.name} into.")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask)
-        temporary.replace(target)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-
-
-def seal(path: Path) -> None:
-    """Append the line with length and SHA-256 to a complete file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(MARK + f"{size:020d} {digest}\n".encode())
-
-
-def check_seal(path: Path, verify: bool | None) -> bool:
-    """Whether the file has the line; refused when length or, if asked or small, content differ from it."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - TRAILER))
-        trailer = file.read()
-        if not trailer.startswith(MARK):
-            return False
-        length, digest = trailer[len(MARK) :].decode(errors="replace").split(" ", 1)
-        if length != f"{size - TRAILER:020d}":
-            raise ValueError(f"{path} was truncated or changed: {size - TRAILER} bytes, {length} were written.")
-        if verify or (verify is None and size <= VERIFIED_BYTES):
-            found = hashlib.sha256()
-            file.seek(0)
-            for start in range(0, size - TRAILER, 2**20):
-                found.update(file.read(min(2**20, size - TRAILER - start)))
-            if found.hexdigest() != digest.rstrip("\n"):
-                raise ValueError(f"{path} is damaged or was changed since it was written: its SHA-256 differs.")
-    return True
 
 
 class RecordingWriter:
@@ -199,7 +144,14 @@ class RecordingWriter:
             raise ValueError("An empty recording: no stream was added.")
         streams = ordered(self._streams)
         checks.refuse(streams)
-        self._file.setncatts({"msrm_kind": KIND, "msrm_format": 1, "digest": streams_digest(streams)})
+        attributes = {
+            "kind": KIND,
+            "msrm_format": FORMAT,
+            "msrm_version": __version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "digest": streams_digest(streams),
+        }
+        self._file.setncatts(attributes)
         self._file.close()
         seal(self._path)
 
@@ -221,14 +173,18 @@ def write_streams(path: str | Path, streams: Iterable[Stream]) -> None:
 def open_streams(path: str | Path, verify: bool | None) -> Sequence[Stream]:
     """The streams of a file, values not yet read; see :func:`msrm.open_recording`."""
     file = Path(path)
-    sealed = check_seal(file, verify)
+    sealed = is_sealed(file)
+    if verify and not sealed:
+        raise ValueError(f"{file} has no checksum to verify: it is no msrm archive, or was cut short or edited.")
+    if sealed and (verify or (verify is None and file.stat().st_size <= VERIFIED_BYTES)):
+        check_seal(file)
     try:
         tree = xr.open_datatree(
             file, engine="netcdf4", cache=False, decode_times=False, decode_timedelta=False, mask_and_scale=not sealed
         )
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is not a readable netCDF file, perhaps truncated or damaged: {error}") from error
-    kind = tree.attrs.get("msrm_kind")
+    kind = tree.attrs.get("kind") if "msrm_format" in tree.attrs else None
     if kind is None:
         return ordered(streams_of(tree))
     if kind != KIND:
