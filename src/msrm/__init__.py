@@ -17,14 +17,14 @@ _HOMES = {
     "responses": ("Identity", "Gaussian", "Gamma", "DoubleGamma", "Bateman", "Sampled", "Free"),
     "priors": ("Normal", "LogNormal", "Uniform", "Priors"),
     "regularized": ("RMSRM",),
-    "evaluate": ("score", "evaluate"),
+    "evaluation": ("score", "evaluate"),
     "archive": ("open_fit",),
 }
 _GP_HOMES = {
     "gp": ("GPMSRM",),
     "sample_runs": ("sample_runs",),
 }
-_SUBMODULES = ("runtime", "plots", "diagnostics", "gp", "fleet")
+_SUBMODULES = ("runtime", "plots", "diagnostics", "evaluation", "gp", "fleet")
 _OWNER = {name: module for module, names in (_HOMES | _GP_HOMES).items() for name in names}
 _NEEDS_BAYESIAN = {name for names in _GP_HOMES.values() for name in names}
 
@@ -48,8 +48,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from msrm.archive import open_fit as open_fit
     from msrm.bids import read_bids as read_bids
-    from msrm.evaluate import evaluate as evaluate
-    from msrm.evaluate import score as score
+    from msrm.evaluation import evaluate as evaluate
+    from msrm.evaluation import score as score
     from msrm.gp import GPMSRM as GPMSRM
     from msrm.priors import LogNormal as LogNormal
     from msrm.priors import Normal as Normal
