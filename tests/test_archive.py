@@ -295,7 +295,7 @@ class TestRefusals:
             archive.write_tree(xr.DataTree(dataset), tmp_path / "fit.nc", kind="Test")
 
     def test_a_folder_that_is_not_there(self, small, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
+        with pytest.raises(FileNotFoundError, match="There is no folder"):
             archive.write_tree(small, tmp_path / "no" / "fit.nc", kind="Test")
         with pytest.raises(IsADirectoryError, match="give a file name"):
             archive.write_tree(small, tmp_path, kind="Test")
