@@ -34,7 +34,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
+        raise FileNotFoundError(f"There is no folder {target.parent} to save {target.name} in.")
     if target.is_dir():
         raise IsADirectoryError(f"cannot save {path}: it is a folder; give a file name such as fit.nc")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
