@@ -30,6 +30,13 @@ _RANK_MARGIN = 16.0
 _MEAN_MARGIN = 1e-9
 
 
+def feature_blocks(streams: Sequence[Stream]) -> Iterator[tuple[slice, list[Array]]]:
+    """A slice of features and its values (time, feature) in each of the runs, read one block at a time."""
+    size = chunk_width(sum(stream.n_times for stream in streams)) * (BLOCK_BYTES // CHUNK_BYTES)
+    for pieces in zip(*(stream.blocks(size) for stream in streams), strict=True):
+        yield pieces[0][0], [block for _, block in pieces]
+
+
 @dataclass(frozen=True)
 class PairBlocks:
     """The data of one participant-modality, `(Y - mean) / scale` over the kept rows of all runs, in feature blocks.
@@ -51,10 +58,8 @@ class PairBlocks:
 
     def __iter__(self) -> Iterator[tuple[slice, Array]]:
         """Pairs of a feature slice and the data (row, feature in the slice), read one block at a time."""
-        size = chunk_width(sum(len(keep) for keep in self.rows)) * (BLOCK_BYTES // CHUNK_BYTES)
-        for pieces in zip(*(stream.blocks(size) for stream in self.streams), strict=True):
-            span = pieces[0][0]
-            kept = [block if keep.all() else block[keep] for (_, block), keep in zip(pieces, self.rows, strict=True)]
+        for span, pieces in feature_blocks(self.streams):
+            kept = [block if keep.all() else block[keep] for block, keep in zip(pieces, self.rows, strict=True)]
             data = np.concatenate(kept) if len(kept) > 1 else kept[0]
             yield span, (data - self.mean[span]) / self.scale[span]
 
