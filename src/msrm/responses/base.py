@@ -182,6 +182,11 @@ class Response:
         """Integral of h: what a constant latent is multiplied by."""
         return self._gain(self.resolved(values))
 
+    def gain_gradient(self, values: Values | None = None) -> Values:
+        """Derivative of the gain in each free parameter, the motion of the support's edges included."""
+        slopes = self._gain_gradient(self.resolved(values))
+        return {name: float(slopes[name]) for name in self.free}
+
     def _support(self, v: Values) -> tuple[float, float]:
         raise NotImplementedError
 
@@ -192,6 +197,9 @@ class Response:
         raise NotImplementedError
 
     def _gain(self, v: Values) -> float:
+        raise NotImplementedError
+
+    def _gain_gradient(self, v: Values) -> Values:
         raise NotImplementedError
 
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:

@@ -25,7 +25,7 @@ __all__ = ["FINE", "Array", "Cells", "Rule", "cells_of", "gauss_rule", "hat_rule
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# Points of every inner quadrature: families state over which length this many resolve them to rounding.
+# Least points of every inner quadrature: families state over which length this many resolve them to rounding.
 FINE = 12
 
 
@@ -84,7 +84,7 @@ class Rule:
     @lru_cache(maxsize=16)  # noqa: B019  rules are module-level constants
     def refinement(self, panels: int) -> tuple[Array, Array]:
         """Fine points and the matrix (fine, point) that turns values of h there into weights per unit cell."""
-        x, w = unit_gauss(FINE, panels)
+        x, w = unit_gauss(max(FINE, self.order), panels)
         return x, w[:, None] * self.basis(x)
 
 
@@ -138,7 +138,7 @@ class Cells:
         return self.top[:, None] - self.step * np.arange(self.count + 1)
 
     @cached_property
-    def last(self) -> Array:
+    def last(self) -> Index:
         """The cell of each phase in which the support begins (u = low), (phase,) of int."""
         return np.clip(np.floor((self.top - self.low) / self.step), 0, self.count - 1).astype(np.intp)
 
@@ -147,12 +147,12 @@ class Cells:
         return self.edges[:, :-1, None] - self.step * self.rule.fractions
 
     def weights(self, curve: Callable[[Array], Array], resolution: float) -> Array:
-        """w (phase, count, point) of a curve that is smooth inside the support.
+        """w (..., phase, count, point) of a curve that is smooth inside the support.
 
         Parameters
         ----------
         curve : callable
-            h(u) for u inside the support.
+            h(u) for u inside the support; several curves are stacked along first axes.
         resolution : float
             Length over which ``FINE`` Gauss points integrate the curve to rounding, seconds.
         """
@@ -162,25 +162,29 @@ class Cells:
         inside = (self.edges[:, :-1] <= self.high) & (self.edges[:, 1:] >= self.low)
         h = np.where(inside[..., None], curve(np.clip(u, self.low, self.high)), 0.0)
         out = (self.step * h) @ to_points
-        self._set_cut_cells(out, curve, panels)
+        self.set_cut_cells(out, curve, panels)
         return out
 
-    def _set_cut_cells(self, out: Array, curve: Callable[[Array], Array], panels: int) -> None:
+    def set_cut_cells(self, out: Array, curve: Callable[[Array], Array], panels: int) -> None:
         """Overwrite the cells where the support ends (the first) and begins (the last) by integrals up to there."""
         rows, last = np.arange(len(self.top)), self.last
         bottom = np.maximum(self.top - self.step, self.low)
-        out[:, 0] = self.piece(curve, np.zeros_like(last), np.full_like(bottom, self.high), bottom, panels)
+        out[..., 0, :] = self.piece(curve, np.zeros_like(last), np.full_like(bottom, self.high), bottom, panels)
         start = np.minimum(self.edges[rows, last], self.high)
         final = self.piece(curve, last, start, np.full_like(bottom, self.low), panels)
-        out[rows, last] = np.where((last > 0)[:, None], final, out[rows, last])
+        out[..., rows, last, :] = np.where((last > 0)[:, None], final, out[..., rows, last, :])
 
-    def piece(self, curve: Callable[[Array], Array], cell: Array, upper: Array, lower: Array, panels: int = 1) -> Array:
-        """w (phase, point) over u from ``lower`` to ``upper`` (phase,), within one ``cell`` of each phase."""
-        g, w = unit_gauss(FINE, panels)
+    def piece(self, curve: Callable[[Array], Array], cell: Index, upper: Array, lower: Array, panels: int = 1) -> Array:
+        """w (..., phase, point) over u from ``lower`` to ``upper`` (phase,), within one ``cell`` of each phase."""
+        g, w = unit_gauss(max(FINE, self.rule.order), panels)
         length = np.maximum(upper - lower, 0.0)[:, None]
         u = upper[:, None] - length * g
+        return self.accumulate(cell, u, length * w * curve(u))
+
+    def accumulate(self, cell: Index, u: Array, values: Array) -> Array:
+        """w (..., phase, point) of weighted ``values`` (..., phase, node) at ``u`` (phase, node) of one cell each."""
         x = (self.top[:, None] - u) / self.step - cell[:, None]
-        moments = np.matmul((length * w * curve(u))[:, None, :], legendre(x, self.rule.order))[:, 0]
+        moments = np.matmul(values[..., None, :], legendre(x, self.rule.order))[..., 0, :]
         return moments @ self.rule.from_legendre
 
     def weights_from_antiderivatives(self, mass: Array, moment: Array, origin: float) -> Array:
