@@ -6,6 +6,7 @@ but deserves a look is one :class:`~msrm.stream.RecordingWarning` for each kind,
 
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from msrm.stream import RecordingWarning, Stream
 SHOWN = 5
 LONG_STEP = 100.0
 LONG_RUN = 12 * 3600.0
+PACKAGE = str(Path(__file__).parent)
 
 
 def refuse(streams: Sequence[Stream]) -> None:
@@ -61,10 +63,10 @@ def _same_features(pair: Sequence[Stream]) -> None:
         differs = np.flatnonzero(first.features != other.features)
         if differs.size:
             at = differs[0]
+            names = f"{str(first.features[at])!r} in {first.run} and {str(other.features[at])!r} in {other.run}"
             raise ValueError(
-                f"{first.modality!r} of {first.participant}: feature {at} is {str(first.features[at])!r} in {first.run} and "
-                f"{str(other.features[at])!r} in {other.run} ({differs.size} names differ). Give every run the same "
-                "features in the same order."
+                f"{first.modality!r} of {first.participant}: feature {at} is {names} ({differs.size} names differ). "
+                "Give every run the same features in the same order."
             )
 
 
@@ -102,7 +104,8 @@ def _warn_features(streams: Sequence[Stream]) -> None:
     for cases, what in ((absent, "missing in all runs"), (constant, "constant over all runs")):
         if cases:
             each = "; ".join(f"{len(names)} in {label} ({_listed(names)})" for label, names in cases[:SHOWN])
-            _warn(f"{sum(len(names) for _, names in cases)} features are {what}", each, len(cases))
+            count = sum(len(names) for _, names in cases)
+            _warn(f"{count} {'feature is' if count == 1 else 'features are'} {what}", each, len(cases))
 
 
 def _warn_absent(streams: Sequence[Stream]) -> None:
@@ -120,9 +123,11 @@ def _warn_absent(streams: Sequence[Stream]) -> None:
             if run in has and lacking:
                 thin.append(f"{own[0].participant} in {run} lacks {_listed(lacking)}")
     if short:
-        _warn(f"{len(short)} participants are without some runs", "; ".join(short[:SHOWN]), len(short))
+        who = "1 participant is" if len(short) == 1 else f"{len(short)} participants are"
+        _warn(f"{who} without some runs", "; ".join(short[:SHOWN]), len(short))
     if thin:
-        _warn(f"{len(thin)} runs of participants are without some modalities", "; ".join(thin[:SHOWN]), len(thin))
+        what = "1 run of a participant is" if len(thin) == 1 else f"{len(thin)} runs of participants are"
+        _warn(f"{what} without some modalities", "; ".join(thin[:SHOWN]), len(thin))
 
 
 def _warn_clocks(run: Sequence[Stream]) -> None:
@@ -153,4 +158,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _warn(what: str, cases: str, count: int) -> None:
     more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-    warnings.warn(f"{what}: {cases}{more}", RecordingWarning, stacklevel=6)
+    warnings.warn(f"{what}: {cases}{more}.", RecordingWarning, stacklevel=2, skip_file_prefixes=(PACKAGE,))

@@ -24,7 +24,7 @@ def text(streams: Sequence[Stream]) -> str:
     widths = [max(len(row[i]) for row in _modality_rows(streams)) for i in range(6)]
     lines = [f"<msrm.Recording: {_counts(streams)}>"]
     for run, own in _by(streams, "run").items():
-        lines.append(f"  {run}: {_span(own)}, {len(_by(own, 'participant'))} participants")
+        lines.append(f"  {run}: {_span(own)}, {_count(len(_by(own, 'participant')), 'participant')}")
     lines += [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in _modality_rows(streams)
