@@ -374,7 +374,9 @@ def check_times(times: xr.DataArray, label: str) -> np.ndarray:
             f"{label}: times are {seconds.dtype}; wanted seconds, for example (t - t[0]) / np.timedelta64(1, 's')."
         )
     if seconds.dtype.kind not in "fiu":
-        raise ValueError(f"{label}: times are {seconds.dtype}, the first {seconds[0]!r}; wanted seconds as numbers.")
+        raise ValueError(
+            f"{label}: times are {seconds.dtype}, the first {seconds.tolist()[0]!r}; wanted seconds as numbers."
+        )
     seconds = np.array(seconds, dtype=np.float64)
     bad = np.flatnonzero(~np.isfinite(seconds))
     if bad.size:
@@ -422,7 +424,7 @@ def _numbers(array: xr.DataArray, features: np.ndarray, label: str) -> Any:
 def _parsed(values: np.ndarray, features: np.ndarray, label: str) -> np.ndarray:
     """Numbers kept as Python objects, with None or NA where missing, as float64."""
     numbers = np.full(values.shape, np.nan)
-    for (row, column), cell in np.ndenumerate(values):
+    for (row, column), cell in np.ndenumerate(values.astype(object)):
         if isinstance(cell, (float, int, np.floating, np.integer)):
             numbers[row, column] = cell
         elif isinstance(cell, (str, complex)) or not pd.isna(cell):
