@@ -1,0 +1,181 @@
+"""msrm.gp storage of draws: blocks survive kills and full disks, resume is bit-identical or refused with the reason."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from msrm.gp.storage import DrawStore, generator_from_state, generator_state
+
+IDENTITY = {"data": "aa11", "settings": {"seed": 0, "warmup": 10}, "versions": {"numpy": "2"}, "device": "cpu"}
+
+
+def walk(state: dict, store, n_draws: int, block: int, pause: float = 0.0) -> None:
+    """A chain in the manner of the samplers: a random walk that flushes `block` draws at a time."""
+    last = store.last()
+    done = last.draws if last else 0
+    position = (last.state if last else state)["position"].copy()
+    rng = generator_from_state((last.state if last else state)["rng"])
+    while done < n_draws:
+        count = min(block, n_draws - done)
+        draws = np.empty((count, 3))
+        for i in range(count):
+            position += rng.standard_normal(3)
+            draws[i] = position
+            time.sleep(pause)
+        store.append(done, 10, {"x": draws}, {"position": position, "rng": generator_state(rng)})
+        done += count
+
+
+def start() -> dict:
+    return {"position": np.zeros(3), "rng": generator_state(np.random.default_rng(3))}
+
+
+def test_generator_state_round_trip():
+    rng = np.random.default_rng(9)
+    rng.standard_normal(3)
+    rng.integers(0, 10, dtype=np.uint32)
+    twin = generator_from_state(generator_state(rng))
+    assert rng.integers(0, 1 << 30, dtype=np.uint32) == twin.integers(0, 1 << 30, dtype=np.uint32)
+    np.testing.assert_array_equal(rng.standard_normal(5), twin.standard_normal(5))
+    with pytest.raises(TypeError, match="only PCG64"):
+        generator_state(np.random.Generator(np.random.MT19937(0)))
+
+
+def test_blocks_of_any_size_hold_the_same_chain(tmp_path):
+    reads = []
+    for block in (1, 7, 100):
+        store = DrawStore.create(tmp_path / str(block), IDENTITY).chain(0)
+        walk(start(), store, 50, block)
+        reads.append(store.read()["x"])
+    np.testing.assert_array_equal(reads[0], reads[1])
+    np.testing.assert_array_equal(reads[0], reads[2])
+    assert store.read(["absent"]) == {}
+
+
+def test_a_checkpoint_of_the_warmup_is_replaced_and_then_superseded(tmp_path):
+    chain = DrawStore.create(tmp_path / "d", IDENTITY).chain(0)
+    assert chain.last() is None
+    chain.checkpoint(5, start())
+    chain.checkpoint(8, start())
+    assert (chain.last().warmup, chain.last().draws) == (8, 0)
+    walk(start(), chain, 4, 2)
+    assert (chain.last().warmup, chain.last().draws) == (10, 4)
+
+
+KILLED = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from test_draws import IDENTITY, start, walk
+    from msrm.gp.storage import DrawStore
+    store = DrawStore.resume(Path({folder!r}), IDENTITY)
+    print("ready", flush=True)
+    walk(start(), store.chain(0), 300, 10, pause=0.002)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is a POSIX signal")
+def test_kill_9_loses_at_most_the_open_block_and_resume_is_bit_identical(tmp_path):
+    whole = DrawStore.create(tmp_path / "whole", IDENTITY).chain(0)
+    walk(start(), whole, 300, 10)
+    folder = tmp_path / "killed"
+    script = textwrap.dedent(KILLED.format(tests=os.path.dirname(__file__), folder=str(folder)))
+    previous = 0
+    for delay in (0.05, 0.11, 0.173):
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=30)
+        child.stdout.close()
+        last = DrawStore.resume(folder, IDENTITY).chain(0).last()
+        done = last.draws if last else 0
+        assert done % 10 == 0
+        assert done >= previous
+        previous = done
+    assert 0 < previous < 300
+    chain = DrawStore.resume(folder, IDENTITY).chain(0)
+    walk(start(), chain, 300, 10)
+    np.testing.assert_array_equal(chain.read()["x"], whole.read()["x"])
+
+
+LIMITED = """
+    import resource, signal, sys
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    import numpy as np
+    from test_draws import IDENTITY, start
+    from msrm.gp.storage import DrawStore
+    chain = DrawStore.create(Path({folder!r}), IDENTITY).chain(0)
+    chain.append(0, 10, {{"x": np.ones((5, 3))}}, start())
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        chain.append(5, 10, {{"x": np.ones((5000, 3))}}, start())
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file size limits are POSIX")
+def test_a_full_disk_stops_cleanly_and_keeps_every_earlier_block(tmp_path):
+    folder = tmp_path / "full"
+    script = textwrap.dedent(LIMITED.format(tests=os.path.dirname(__file__), folder=str(folder)))
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "cannot write draws-000000005.npz of chain-00" in out
+    assert "resume=True" in out
+    assert [path.name for path in (folder / "chain-00").iterdir()] == ["draws-000000000.npz"]
+    assert DrawStore.resume(folder, IDENTITY).chain(0).last().draws == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "bb22"}, r"data \(aa11 on disk, bb22 now\)"),
+        ({"settings": {"seed": 1, "warmup": 10}}, r"settings\.seed \(0 on disk, 1 now\)"),
+        ({"settings": {"seed": 0}}, r"settings\.warmup \(10 on disk, nothing now\)"),
+        ({"versions": {"numpy": "3"}}, r"versions\.numpy \(2 on disk, 3 now\)"),
+        ({"device": "gpu"}, r"device \(cpu on disk, gpu now\)"),
+    ],
+)
+def test_resuming_another_run_is_refused_and_says_which_part_differs(tmp_path, change, words):
+    DrawStore.create(tmp_path / "d", IDENTITY)
+    with pytest.raises(ValueError, match=words):
+        DrawStore.resume(tmp_path / "d", IDENTITY | change)
+
+
+def test_a_new_run_never_overwrites_an_earlier_one(tmp_path):
+    DrawStore.create(tmp_path / "d", IDENTITY)
+    with pytest.raises(FileExistsError, match="resume=True"):
+        DrawStore.create(tmp_path / "d", IDENTITY)
+
+
+def test_damaged_and_missing_blocks_are_refused_by_name(tmp_path):
+    chain = DrawStore.create(tmp_path / "d", IDENTITY).chain(0)
+    walk(start(), chain, 9, 3)
+    middle = chain.folder / "draws-000000003.npz"
+    content = bytearray(middle.read_bytes())
+    place = content.find(np.ascontiguousarray(chain.read()["x"][3:6]).tobytes())
+    content[place + 5] ^= 1
+    middle.write_bytes(content)
+    with pytest.raises(ValueError, match=r"draws-000000003\.npz: damaged"):
+        chain.read()
+    middle.write_bytes(content[:100])
+    with pytest.raises(ValueError, match=r"draws-000000003\.npz: damaged"):
+        chain.last()
+    middle.unlink()
+    with pytest.raises(ValueError, match="draws 3 to 5 are missing"):
+        chain.last()
+
+
+def test_remove_leaves_nothing(tmp_path):
+    store = DrawStore.create(tmp_path / "d", IDENTITY)
+    walk(start(), store.chain(0), 4, 2)
+    store.remove()
+    assert list(tmp_path.iterdir()) == []
