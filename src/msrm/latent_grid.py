@@ -1,0 +1,375 @@
+"""Matern factors on a uniform grid: prior precision, conditional means within a cell, weights of functionals.
+
+A Matern factor of half-integer order with its derivatives is a Markov state, so on a grid its precision is block
+tridiagonal. Given the states at the grid points a functional is ``a . states + e``, where a integrates the conditional
+mean over the cells of its support and the variance rho of e is the integral of the conditional covariance
+(DESIGN 3.3). States are scaled to ``(f, f'/rate, f''/rate^2)``: everything depends on ``x = rate * step`` only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.polynomial.legendre import leggauss
+
+from msrm.banded import TemporalRows
+from msrm.responses import Response, quadrature
+
+_NOISE_POINTS = 24  # integrates polynomials of degree 4 times exp(-2 u) to rounding over steps up to 8 rates
+
+
+@dataclass(frozen=True)
+class Matern:
+    """A unit-variance Matern process as a linear stochastic differential equation in scaled time.
+
+    Subclasses give the drift's companion row; states are the process and its scaled derivatives.
+
+    Attributes
+    ----------
+    dimension : int
+        States: 1, 2 or 3.
+    """
+
+    dimension: ClassVar[int]
+    _shape: ClassVar[float]
+    _density: ClassVar[float]
+    _stationary: ClassVar[list[list[float]]]
+
+    @property
+    def stationary(self) -> np.ndarray:
+        """Stationary covariance of the states, (state, state)."""
+        return np.array(self._stationary)
+
+    @property
+    def drift(self) -> np.ndarray:
+        """F of ``ds = F s dx + L dw``: companion matrix of (D + 1)^dimension, (state, state)."""
+        drift = np.eye(self.dimension, k=1)
+        drift[-1] = [[-1.0], [-1.0, -2.0], [-1.0, -3.0, -3.0]][self.dimension - 1]
+        return drift
+
+    def rate(self, length_scale: float) -> float:
+        """Rate per second: sqrt(2 nu) / length scale."""
+        return np.sqrt(2.0 * self._shape) / length_scale
+
+    def covariance(self, lag: np.ndarray, length_scale: float) -> np.ndarray:
+        """Covariance of the process at lags in seconds."""
+        return self.transition(self.rate(length_scale) * np.abs(lag))[..., 0, :] @ self.stationary[:, 0]
+
+    def transition(self, x: np.ndarray | float) -> np.ndarray:
+        """exp(F x), (..., state, state): F + 1 is nilpotent, so the series ends."""
+        nilpotent = self.drift + np.eye(self.dimension)
+        scaled = np.asarray(x, dtype=float)[..., None, None]
+        total, power, factor = np.eye(self.dimension), np.eye(self.dimension), 1.0
+        for order in range(1, self.dimension):
+            power, factor = power @ nilpotent, factor * order
+            total = total + power * scaled**order / factor
+        return total * np.exp(-scaled)
+
+    def noise_slope(self, x: np.ndarray | float) -> np.ndarray:
+        """d/dx of :meth:`noise`, (..., state, state)."""
+        column = self.transition(x)[..., :, -1]
+        return self._density * column[..., :, None] * column[..., None, :]
+
+    def noise(self, x: np.ndarray | float) -> np.ndarray:
+        """Covariance of the states a time x after they are known, (..., state, state).
+
+        Integrated rather than taken as ``P - A P A'``, which loses all digits of its smallest entries, of order
+        x^(2 dimension - 1), when x is small.
+        """
+        points, weights = leggauss(_NOISE_POINTS)
+        scaled = np.asarray(x, dtype=float)[..., None]
+        slopes = self.noise_slope(scaled * (points + 1.0) / 2.0)
+        return np.einsum("...q,...qij->...ij", scaled * weights / 2.0, slopes)
+
+
+@dataclass(frozen=True)
+class Matern12(Matern):
+    """Matern-1/2: continuous, not differentiable (Ornstein-Uhlenbeck)."""
+
+    dimension, _shape, _density = 1, 0.5, 2.0
+    _stationary: ClassVar[list[list[float]]] = [[1.0]]
+
+
+@dataclass(frozen=True)
+class Matern32(Matern):
+    """Matern-3/2: once differentiable; the model's default."""
+
+    dimension, _shape, _density = 2, 1.5, 4.0
+    _stationary: ClassVar[list[list[float]]] = [[1.0, 0.0], [0.0, 1.0]]
+
+
+@dataclass(frozen=True)
+class Matern52(Matern):
+    """Matern-5/2: twice differentiable."""
+
+    dimension, _shape, _density = 3, 2.5, 16.0 / 3.0
+    _stationary: ClassVar[list[list[float]]] = [[1.0, 0.0, -1 / 3], [0.0, 1 / 3, 0.0], [-1 / 3, 0.0, 1.0]]
+
+
+@dataclass(frozen=True)
+class UniformGrid:
+    """Grid points ``start + l step``, l = 0 .. count - 1, seconds."""
+
+    start: float
+    step: float
+    count: int
+
+    @property
+    def times(self) -> np.ndarray:
+        """Grid points, (count,), seconds."""
+        return self.start + self.step * np.arange(self.count)
+
+    @classmethod
+    def covering(cls, first: float, last: float, step: float, anchor: float) -> "UniformGrid":
+        """The grid with a point at ``anchor`` that covers ``[first, last]`` with a cell to spare on both sides."""
+        before = int(np.floor((first - anchor) / step + 1e-9)) - 1
+        after = int(np.ceil((last - anchor) / step - 1e-9)) + 1
+        return cls(anchor + before * step, step, after - before + 1)
+
+
+@dataclass(frozen=True)
+class GridPrior:
+    """Block tridiagonal precision of one factor's states on a uniform grid.
+
+    Attributes
+    ----------
+    transition, noise_inverse : (state, state)
+        A and Q^-1 from one point to the next.
+    count : int
+        Grid points.
+    """
+
+    matern: Matern
+    x: float
+    count: int
+    transition: np.ndarray
+    noise: np.ndarray
+    noise_inverse: np.ndarray
+
+    @classmethod
+    def on(cls, matern: Matern, x: float, count: int) -> "GridPrior":
+        """The prior for ``count`` points a scaled time x apart."""
+        noise = matern.noise(x)
+        return cls(matern, x, count, matern.transition(x), noise, _inverse(noise))
+
+    def band(self) -> np.ndarray:
+        """Lower band (2 state, count * state) of the precision."""
+        s, count = self.matern.dimension, self.count
+        through = self.transition.T @ self.noise_inverse @ self.transition
+        diagonal = np.broadcast_to(self.noise_inverse, (count, s, s)).copy()
+        diagonal[0] = _inverse(self.matern.stationary)
+        diagonal[:-1] += through
+        below = -self.noise_inverse @ self.transition
+        out = np.zeros((count, s, 2 * s))
+        for j in range(s):
+            out[:, j, : s - j] = diagonal[:, j:, j]
+            out[:-1, j, s - j : 2 * s - j] = below[:, j]
+        return out.reshape(count * s, 2 * s).T
+
+    @property
+    def log_determinant(self) -> float:
+        """Log determinant of the precision."""
+        scale = np.linalg.slogdet(self.noise_inverse)[1]
+        return (self.count - 1) * float(scale) - float(np.linalg.slogdet(self.matern.stationary)[1])
+
+    def slope(self, moments: tuple[np.ndarray, np.ndarray, np.ndarray], copies: int) -> float:
+        """d/dx of ``copies * log|precision| / 2 - E[s' precision s] / 2`` with the moments held.
+
+        Parameters
+        ----------
+        moments : three (state, state)
+            Sums over grid steps and factors of E[s s'], E[t s'] and E[t t'], with t the state after s.
+        copies : int
+            Factors.
+        """
+        before, across, after = moments
+        transition_slope = self.matern.drift @ self.transition
+        noise_slope = self.matern.noise_slope(self.x)
+        crossed = across - self.transition @ before
+        residual = after - self.transition @ across.T - crossed @ self.transition.T
+        gain = self.noise_inverse @ noise_slope
+        log_determinant = -0.5 * copies * (self.count - 1) * np.trace(gain)
+        quadratic = 0.5 * np.sum((gain @ self.noise_inverse) * residual.T) + np.sum(
+            (self.noise_inverse @ transition_slope) * crossed
+        )
+        return float(log_determinant + quadratic)
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    """Inverse of a positive definite matrix, scaled to unit diagonal first: the states differ by powers of x."""
+    scale = 1.0 / np.sqrt(np.diag(matrix))
+    inverse = np.linalg.inv(matrix * scale[:, None] * scale) * scale[:, None] * scale
+    return 0.5 * (inverse + inverse.T)
+
+
+@dataclass(frozen=True, eq=False)
+class CellBasis:
+    """The process inside a cell given the states at its two ends.
+
+    Attributes
+    ----------
+    mean, mean_slope : (set, point, 2 state)
+        Weights of (start, end) states in the conditional mean, and d/dx.
+    covariance, covariance_slope : (set, point, point)
+        Conditional covariance between points of the cell, and d/dx.
+    """
+
+    mean: np.ndarray
+    mean_slope: np.ndarray
+    covariance: np.ndarray
+    covariance_slope: np.ndarray
+
+
+def cell_basis(matern: Matern, x: float, fractions: np.ndarray) -> CellBasis:
+    """Conditional mean and covariance at ``fractions`` (set, point) of a cell of scaled length x, with derivatives."""
+    return _cell_basis(matern, x, np.ascontiguousarray(fractions).tobytes(), fractions.shape)
+
+
+@lru_cache(maxsize=64)
+def _cell_basis(matern: Matern, x: float, content: bytes, shape: tuple[int, int]) -> CellBasis:
+    r = np.frombuffer(content).reshape(shape)
+    drift = matern.drift
+    ahead, ahead_slope = matern.transition(x), drift @ matern.transition(x)
+    noise_inverse, noise_slope = _inverse(matern.noise(x)), matern.noise_slope(x)
+    start, rest = matern.transition(x * r), matern.transition(x * (1.0 - r))
+    start_slope = r[..., None, None] * (drift @ start)
+    rest_slope = (1.0 - r)[..., None, None] * (drift @ rest)
+    inside, inside_slope = matern.noise(x * r), r[..., None, None] * matern.noise_slope(x * r)
+    # g = first row of Cov(state at the point, state at the end | state at the start)
+    g = np.einsum("spj,spij->spi", inside[..., 0, :], rest)
+    g_slope = np.einsum("spj,spij->spi", inside_slope[..., 0, :], rest)
+    g_slope += np.einsum("spj,spij->spi", inside[..., 0, :], rest_slope)
+    late = g @ noise_inverse
+    late_slope = (g_slope - late @ noise_slope) @ noise_inverse
+    early = start[..., 0, :] - late @ ahead
+    early_slope = start_slope[..., 0, :] - late_slope @ ahead - late @ ahead_slope
+    covariance, covariance_slope = _cell_covariance(matern, x, r, inside, inside_slope)
+    covariance = covariance - late @ np.swapaxes(g, -1, -2)
+    covariance_slope = covariance_slope - late_slope @ np.swapaxes(g, -1, -2) - late @ np.swapaxes(g_slope, -1, -2)
+    return CellBasis(
+        np.concatenate([early, late], axis=-1),
+        np.concatenate([early_slope, late_slope], axis=-1),
+        covariance,
+        covariance_slope,
+    )
+
+
+def _cell_covariance(
+    matern: Matern, x: float, r: np.ndarray, inside: np.ndarray, inside_slope: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Covariance of the process at two points given the state at the start of the cell, and d/dx."""
+    gap = np.abs(r[:, :, None] - r[:, None, :])
+    between = matern.transition(x * gap)
+    between_slope = gap[..., None] * (matern.drift @ between)[..., 0, :]
+    between = between[..., 0, :]
+    earlier = np.where(r[:, :, None] <= r[:, None, :], np.arange(r.shape[1])[:, None], np.arange(r.shape[1]))
+    which = np.arange(r.shape[0])[:, None, None]
+    column, column_slope = inside[..., :, 0][which, earlier], inside_slope[..., :, 0][which, earlier]
+    covariance = np.sum(between * column, axis=-1)
+    return covariance, np.sum(between_slope * column + between * column_slope, axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Functionals:
+    """Functionals ``g_j = a_j . states + e_j`` of one response at many times.
+
+    Attributes
+    ----------
+    rows : TemporalRows
+        a, over grid points times states.
+    residual : (node,)
+        rho, the variance of e, not negative.
+    row_slopes : {name: TemporalRows}
+        Derivatives of a in the response parameters, and in ``"length_scale"`` when asked for.
+    residual_slopes : {name: (node,)}
+    """
+
+    rows: TemporalRows
+    residual: np.ndarray
+    row_slopes: dict[str, TemporalRows]
+    residual_slopes: dict[str, np.ndarray]
+
+
+def functionals(
+    grid: UniformGrid,
+    matern: Matern,
+    length_scale: float,
+    response: Response,
+    values: Mapping[str, float] | None,
+    times: np.ndarray,
+    *,
+    length_scale_slope: bool = False,
+) -> Functionals:
+    """Weights and residual variances of ``integral h(u) f(t - u) du`` at times (node,), with derivatives.
+
+    Parameters
+    ----------
+    grid : UniformGrid
+        Must cover the response's support at every time.
+    matern : Matern
+    length_scale : float
+        Seconds.
+    response : Response
+    values : dict
+        Free parameters of the response.
+    times : (node,)
+        Seconds.
+    length_scale_slope : bool
+        Also differentiate in the length scale.
+
+    Returns
+    -------
+    Functionals
+    """
+    rate = matern.rate(length_scale)
+    cells = quadrature(response, dict(values or {}), times, grid.start, grid.step, grid.count)
+    basis = cell_basis(matern, rate * grid.step, cells.fractions[:, 0])
+    weights, phase, s = cells.weights, cells.phase, matern.dimension
+
+    def rows(of: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        ends = of @ mean
+        out = np.zeros((of.shape[0], of.shape[1] + 1, s))
+        out[:, :-1] += ends[..., :s]
+        out[:, 1:] += ends[..., s:]
+        return out.reshape(len(out), -1)
+
+    def spread(of: np.ndarray) -> TemporalRows:
+        return TemporalRows(cells.first * s, of[phase], grid.count * s)
+
+    pulled = weights @ basis.covariance
+    residual = np.sum(pulled * weights, axis=(1, 2))
+    positive = residual > 0.0
+    row_slopes = {name: spread(rows(of, basis.mean)) for name, of in cells.gradient.items()}
+    slopes = {name: 2.0 * np.sum(pulled * of, axis=(1, 2)) for name, of in cells.gradient.items()}
+    if length_scale_slope:
+        per_second = -rate * grid.step / length_scale
+        row_slopes["length_scale"] = spread(per_second * rows(weights, basis.mean_slope))
+        slopes["length_scale"] = per_second * np.sum((weights @ basis.covariance_slope) * weights, axis=(1, 2))
+    return Functionals(
+        spread(rows(weights, basis.mean)),
+        np.where(positive, residual, 0.0)[phase],
+        row_slopes,
+        {name: np.where(positive, of, 0.0)[phase] for name, of in slopes.items()},
+    )
+
+
+def difference_rows(rows: TemporalRows, pairs: np.ndarray, coefficients: np.ndarray) -> TemporalRows:
+    """Rows ``sum_k coefficients[j, k] rows[pairs[j, k]]`` (node, ...), each in the window that holds both."""
+    first, offsets, width = pair_windows(rows, pairs)
+    weights = np.zeros((len(pairs), width))
+    index = np.arange(len(pairs))[:, None]
+    for k in range(2):
+        span = offsets[:, k, None] + np.arange(rows.width)
+        weights[index, span] += coefficients[:, k, None] * rows.weights[pairs[:, k]]
+    return TemporalRows(first, weights, rows.length)
+
+
+def pair_windows(rows: TemporalRows, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """First columns (pair,), offsets (pair, 2) of the members in them and the width of windows that hold pairs."""
+    members = rows.first[pairs]
+    first = members.min(axis=1)
+    width = int((members.max(axis=1) - first).max(initial=0)) + rows.width
+    first = np.minimum(first, rows.length - width)
+    return first, members - first[:, None], width
