@@ -46,14 +46,16 @@ class ScoreSums:
     hits: np.ndarray
 
     def __add__(self, other: "ScoreSums") -> "ScoreSums":
-        return ScoreSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return ScoreSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def shifted(self, shift: np.ndarray) -> "ScoreSums":
         """The same sums at the given shifts only, (draw,)."""
-        return ScoreSums(*(getattr(self, f.name)[shift] for f in fields(self)[:-1]), self.hits)
+        return ScoreSums(**{f.name: getattr(self, f.name)[shift] for f in fields(self)[:-1]}, hits=self.hits)
 
 
-def score_sums(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None = None) -> ScoreSums:
+def score_sums(
+    truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None = None, *, null: bool = True
+) -> ScoreSums:
     """Sums of scores of a block of features, for every circular shift of the truth's rows.
 
     Parameters
@@ -62,6 +64,8 @@ def score_sums(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None 
         Held-out values in training sd units about the training mean, NaN where missing.
     mean, variance : (time, feature)
         Predictions in the same units, NaN where there is none.
+    null : bool
+        Whether every shift is wanted, or the unshifted sums alone.
 
     Returns
     -------
@@ -70,7 +74,7 @@ def score_sums(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None 
     """
     given, wanted = np.isfinite(mean), np.isfinite(truth)
     y, p = np.where(wanted, truth, 0.0), np.where(given, mean, 0.0)
-    shifts = _Shifts(len(y), complete=bool(given.all() and wanted.all()))
+    shifts = _Shifts(len(y), null=null, complete=bool(given.all() and wanted.all()))
     n = shifts.counts(given, wanted)
     yy, pp, yp = shifts.right(y**2, given), shifts.left(p**2, wanted), shifts.both(p, y)
     sse, sst = (pp + yy - 2.0 * yp).sum(axis=1), yy.sum(axis=1)
@@ -79,9 +83,10 @@ def score_sums(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None 
     sse[0], sst[0] = np.sum((y - p)[both] ** 2), np.sum(y[both] ** 2)
     correlation = _correlations(n, shifts.right(y, given), shifts.left(p, wanted), yy, pp, yp)
     defined = np.isfinite(correlation)
-    log_density, hits = np.full(len(y), np.nan), np.full(len(LEVELS), np.nan)
+    log_density, hits = np.full(len(sse), np.nan), np.full(len(LEVELS), np.nan)
     if variance is not None:
-        log_density, hits = _densities(y, p, both, np.where(given, variance, 1.0), given, wanted)
+        partly = _Shifts(len(y), null=null, complete=False)
+        log_density, hits = _densities(y, p, np.where(given, variance, 1.0), given, wanted, partly)
     return ScoreSums(
         n.sum(axis=1), sse, sst, np.where(defined, correlation, 0.0).sum(axis=1), defined.sum(axis=1), log_density, hits
     )
@@ -89,15 +94,18 @@ def score_sums(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None 
 
 @dataclass(frozen=True)
 class _Shifts:
-    """Circular cross-correlations over time: ``out[s] = sum_t left[t] right[t + s]`` by feature.
+    """Circular cross-correlations over time: ``out[s] = sum_t left[t] right[t + s]`` by feature, (shift, feature).
 
-    With complete data a sum of one side alone is the same for every shift, and needs no FFT.
+    Without a null only s = 0. With complete data a sum of one side alone is the same for every shift: no FFT.
     """
 
     n: int
+    null: bool
     complete: bool
 
     def both(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        if not self.null:
+            return np.sum(left * right, axis=0, keepdims=True)
         return irfft(np.conj(rfft(left, axis=0)) * rfft(right, axis=0), self.n, axis=0)
 
     def right(self, values: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -112,7 +120,7 @@ class _Shifts:
         return np.rint(self.right(wanted.astype(float), given))
 
     def _constant(self, values: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(values.sum(axis=0), (self.n, values.shape[1]))
+        return np.broadcast_to(values.sum(axis=0), (self.n if self.null else 1, values.shape[1]))
 
 
 def _correlations(
@@ -127,12 +135,12 @@ def _correlations(
 
 
 def _densities(
-    y: np.ndarray, p: np.ndarray, both: np.ndarray, variance: np.ndarray, given: np.ndarray, wanted: np.ndarray
+    y: np.ndarray, p: np.ndarray, variance: np.ndarray, given: np.ndarray, wanted: np.ndarray, shifts: _Shifts
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log predictive density for every shift (nats) and hits of the central intervals."""
     if not (variance > 0).all():
         raise ValueError("A predictive variance is not positive; the predictor must give variances above 0.")
-    shifts, weight = _Shifts(len(y), complete=False), given / variance
+    both, weight = given & wanted, given / variance
     quadratic = (
         shifts.both(weight, y**2)
         - 2.0 * shifts.both(weight * p, y)
@@ -181,14 +189,17 @@ def pool(pieces: Iterable[ScoreSums], *, n_shifts: int = 1000, seed: int = 0) ->
     seed : int
     """
     pieces = list(pieces)
+    if not pieces:
+        return Scores(np.nan, np.nan, np.nan, np.full(len(LEVELS), np.nan), np.nan, np.nan, np.nan)
     found = _ratios(_added(piece.shifted(np.zeros(1, dtype=int)) for piece in pieces))
-    actual = [float(score[0]) for score in found[:3]]
+    r2, correlation, log_density = (float(score[0]) for score in found[:3])
     chance = [np.nan] * 3
     if n_shifts and all(len(piece.sse) > 1 for piece in pieces):
         rng = np.random.default_rng(seed)
         null = _added(piece.shifted(rng.integers(1, len(piece.sse), n_shifts)) for piece in pieces)
-        chance = [_p_value(a, scores) for a, scores in zip(actual, _ratios(null)[:3], strict=True)]
-    return Scores(*actual, found[3], *chance)
+        actual = (r2, correlation, log_density)
+        chance = [_p_value(score, draws) for score, draws in zip(actual, _ratios(null)[:3], strict=True)]
+    return Scores(r2, correlation, log_density, found[3], *chance)
 
 
 def _added(sums: Iterable[ScoreSums]) -> ScoreSums:

@@ -1,0 +1,8 @@
+"""Is it better than nothing? Held-out scores beside baselines, and penalties chosen by cross-validation (DESIGN 5, 9).
+
+`score` judges a fitted model on runs it has not seen, `evaluate` fits on parts of a recording and judges on the rest.
+"""
+
+from msrm.evaluation.report import evaluate, score
+
+__all__ = ["evaluate", "score"]

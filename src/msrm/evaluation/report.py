@@ -1,0 +1,247 @@
+"""`score` and `evaluate`: held-out scores of a model beside the baselines, as one Dataset (DESIGN 9).
+
+Owns how sums of scores become the report. How they are made is :mod:`msrm.evaluation.answers`. Which
+samples are held out is :mod:`msrm.evaluation.holdout`, what is scored :mod:`msrm.evaluation.scores`.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import xarray as xr
+
+from msrm.evaluation.answers import BASELINES, FIT, Tally, has_source, step_tally
+from msrm.evaluation.holdout import Fold, Step, checked_targets, grouped, make_folds, pairs_of, removed
+from msrm.evaluation.question import SOURCES, Targets
+from msrm.evaluation.scores import LEVELS, pool
+from msrm.recording import Recording
+from msrm.runtime.workers import parallel_map
+
+
+class Estimator(Protocol):
+    """An unfitted model: scikit-learn's parameter names, and ``fit``."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Constructor arguments."""
+        ...
+
+    def fit(self, recording: Recording) -> Any:
+        """Fit, and return self."""
+        ...
+
+
+def clone(estimator: Any, **settings: Any) -> Any:
+    """An unfitted copy of an estimator, some of its settings replaced."""
+    params = {name: copy.deepcopy(value) for name, value in estimator.get_params(deep=False).items()}
+    return type(estimator)(**(params | settings))
+
+
+def score(
+    fitted: Any,
+    recording: Recording,
+    *,
+    training: Recording | None = None,
+    targets: Mapping[str, Sequence[str]] | None = None,
+    source: str = "both",
+    baselines: Iterable[str] = tuple(BASELINES),
+    n_shifts: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Score a fitted model's predictions of a recording it has not seen, beside the baselines.
+
+    Parameters
+    ----------
+    fitted : fitted estimator
+    recording : Recording
+        Held-out runs, with the targets' values in it; they are removed before anything is predicted.
+    training : Recording, optional
+        What the model was fitted to. Needed by the baselines that learn, and by models that keep no training means
+        and sds.
+    targets : {participant: [modality, ...]}, optional
+        Streams predicted together; by default each stream in turn, from all others that `source` admits.
+    source : {"within", "across", "both"}
+        Predict from the target's participant, from the other participants, or from all.
+    baselines : iterable of str
+        Of ``"training_mean"``, ``"interpolation"``, ``"across_participants"``, ``"ridge"``.
+    n_shifts : int
+        Random circular shifts behind each p-value; 0 for none.
+    seed : int
+        Of those shifts.
+
+    Returns
+    -------
+    Dataset
+        By ``stream`` and ``predictor`` (``"fit"`` and the baselines): ``r2`` (pooled over finite held-out entries in
+        training sd units, NaN where the denominator is 0), ``correlation``, ``log_density`` (nats an entry, training
+        sd units), ``coverage`` of the central intervals ``level``, p-values ``r2_p``, ``correlation_p`` and
+        ``log_density_p``, ``r2_by_run``; by predictor the same over all streams (``overall_...``); by stream
+        ``entries``.
+        All predictors are compared on the entries that the model supports. ``attrs["notes"]`` says which baseline does
+        not apply and why.
+
+    Raises
+    ------
+    ValueError
+        For targets, sources or baselines that are not there.
+    """
+    targets, chosen = checked_targets(recording, targets), _checked(source, baselines)
+    wanted = [grouped([pair]) for pair in recording.pairs] if targets is None else [targets]
+    tally = Tally()
+    for asked in wanted:
+        if len(recording.pairs) <= len(pairs_of(asked)):
+            raise ValueError(f"Nothing is left to predict {_named(asked)} from; name fewer targets.")
+        if targets is not None or has_source(recording, asked, source):
+            step = Step(training, None, *removed(recording, asked), asked)
+            tally.add(step_tally(fitted, step, source, chosen))
+    _some(tally, source)
+    return report(tally, recording, seed=seed, n_shifts=n_shifts, source=source, hold_out="given")
+
+
+def evaluate(
+    estimator: Any,
+    recording: Recording,
+    *,
+    hold_out: str = "runs",
+    folds: int | None = None,
+    targets: Mapping[str, Sequence[str]] | None = None,
+    source: str | None = None,
+    baselines: Iterable[str] = tuple(BASELINES),
+    n_shifts: int = 1000,
+    seed: int = 0,
+    n_jobs: int = 1,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Fit copies of a model to parts of a recording and score them on the rest.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Left as it is; every fold fits a copy, choosing penalties inside the fold when the estimator chooses them.
+    recording : Recording
+    hold_out : {"runs", "blocks", "participants"}
+        ``"runs"``: each stream of a new run is predicted from the run's other streams. ``"blocks"``: time blocks of
+        every stream are hidden, at different times, and predicted from all that is not hidden. ``"participants"``:
+        a new participant is calibrated on all runs but one, which is predicted from the other participants.
+    folds : int, optional
+        By default each run, or participant, is a fold, and blocks make 5.
+    targets, baselines, n_shifts, seed
+        As in :func:`score`; `seed` also shuffles the folds.
+    source : {"within", "across", "both"}, optional
+        As in :func:`score`; ``"both"`` unless participants are held out, whose source is ``"across"``.
+    n_jobs : int
+        Processes; -1 for every core that this process may use. Any number gives the same result.
+    progress : bool, optional
+        A progress bar: on a terminal only by default.
+
+    Returns
+    -------
+    Dataset
+        As :func:`score`, pooled over folds.
+
+    Raises
+    ------
+    ValueError
+        When the recording is too small for the folds, or a name is unknown.
+    """
+    targets = checked_targets(recording, targets)
+    if hold_out == "participants" and source not in (None, "across"):
+        raise ValueError(
+            f"hold_out='participants' predicts from the other participants; source={source!r} cannot be used."
+        )
+    source = ("across" if hold_out == "participants" else "both") if source is None else source
+    chosen = _checked(source, baselines)
+    plan = make_folds(recording, hold_out, folds=folds, targets=targets, seed=seed)
+    shared = (estimator, recording, targets, source, chosen)
+    tallies = parallel_map(
+        fold_tally, [(fold,) for fold in plan], n_jobs=n_jobs, shared=shared, desc="folds", progress=progress
+    )
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    _some(total, source)
+    return report(total, recording, seed=seed, n_shifts=n_shifts, source=source, hold_out=hold_out)
+
+
+def fold_tally(
+    estimator: Any,
+    recording: Recording,
+    targets: Targets | None,
+    source: str,
+    baselines: Sequence[str],
+    fold: Fold,
+    *,
+    null: bool = True,
+) -> Tally:
+    """Fit a copy of the estimator to a fold's training part and sum its scores on the rest."""
+    fitted = clone(estimator).fit(fold.training(recording))
+    tally = Tally()
+    for step in fold.steps(recording, targets):
+        if step.targets is None or targets is not None or has_source(step.sources, step.targets, source):
+            ready = fitted if step.calibration is None else fitted.calibrate(step.calibration)
+            tally.add(step_tally(ready, step, source, baselines, null=null))
+    return tally
+
+
+def _checked(source: str, baselines: Iterable[str]) -> tuple[str, ...]:
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, found {source!r}.")
+    chosen = tuple(baselines)
+    for name in chosen:
+        if name not in BASELINES:
+            raise ValueError(f"No baseline {name!r}; there are {', '.join(BASELINES)}.")
+    return chosen
+
+
+def _some(tally: Tally, source: str) -> None:
+    if not tally.pieces:
+        raise ValueError(f"No stream could be predicted: none has a source stream that source={source!r} admits.")
+
+
+def _named(targets: Targets) -> str:
+    return ", ".join(f"{m!r} of {p}" for p, m in pairs_of(targets))
+
+
+def report(tally: Tally, recording: Recording, *, seed: int, n_shifts: int, **attributes: Any) -> xr.Dataset:
+    """The Dataset of :func:`score` from all held-out pieces."""
+    held_out = {(p, m) for (p, _, m), _ in tally.pieces}
+    pairs = [pair for pair in recording.pairs if pair in held_out]
+    runs = [run for run in recording.runs if any(r == run for (_, r, _), _ in tally.pieces)]
+    names = [name for name in (FIT, *BASELINES) if any(name in sums for _, sums in tally.pieces)]
+    shape = (len(pairs), len(names))
+    scores = np.empty(shape, object)
+    by_run = np.full((len(pairs), len(runs), len(names)), np.nan)
+    overall = []
+    for at, name in enumerate(names):
+        for row, (p, m) in enumerate(pairs):
+            pieces = [(r, sums[name]) for (q, r, n), sums in tally.pieces if (q, n) == (p, m) and name in sums]
+            scores[row, at] = pool([piece for _, piece in pieces], n_shifts=n_shifts, seed=seed)
+            for column, run in enumerate(runs):
+                by_run[row, column, at] = pool([piece for r, piece in pieces if r == run], n_shifts=0).r2
+        overall.append(pool([sums[name] for _, sums in tally.pieces if name in sums], n_shifts=n_shifts, seed=seed))
+    entries = [sum(sums[FIT].entries[0] for (q, _, n), sums in tally.pieces if (q, n) == pair) for pair in pairs]
+    variables: dict[str, Any] = {
+        "entries": ("stream", np.array(entries, int)),
+        "r2_by_run": (("stream", "run", "predictor"), by_run),
+    }
+    for quantity in _QUANTITIES:
+        variables[quantity] = (("stream", "predictor"), _table(scores, quantity))
+        variables[f"overall_{quantity}"] = ("predictor", _table(np.array(overall, object), quantity))
+    variables["coverage"] = (("stream", "predictor", "level"), np.array([[s.coverage for s in row] for row in scores]))
+    coords = {
+        "stream": [f"{p}/{m}" for p, m in pairs],
+        "participant": ("stream", [p for p, _ in pairs]),
+        "modality": ("stream", [m for _, m in pairs]),
+        "predictor": names,
+        "run": runs,
+        "level": list(LEVELS),
+    }
+    notes = "; ".join(f"{name} {reason}" for name, reason in tally.notes.items() if name not in names)
+    return xr.Dataset(variables, coords, {**attributes, "seed": seed, "n_shifts": n_shifts, "notes": notes})
+
+
+_QUANTITIES = ("r2", "correlation", "log_density", "r2_p", "correlation_p", "log_density_p")
+
+
+def _table(scores: np.ndarray, quantity: str) -> np.ndarray:
+    return np.vectorize(lambda s: getattr(s, quantity), otypes=[float])(scores)
