@@ -97,10 +97,10 @@ def package_findings(requirements: list[str], installed: Any) -> Iterator[Findin
             continue
         topic = f"extra {group}" if group else "packages"
         line = f"pip install --upgrade 'msrm[{group}]'" if group else "pip install --upgrade msrm"
-        wrong = [problem for problem in problems if "does not fit" in problem]
+        absent = any(problem.endswith("is missing") for problem in problems)
         if not problems:
             yield Finding(topic, "ok", "complete")
-        elif wrong or not group:
+        elif not (group and absent):
             yield Finding(topic, "error", "; ".join(problems), line)
         else:
             yield Finding(topic, "ok", f"not installed ({'; '.join(problems)})", line)

@@ -1,0 +1,157 @@
+"""What commands print: fits, scores, recordings and machines as plain facts (JSON) and as lines for people."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from msrm.plain import to_plain
+from msrm.recording import Recording
+
+__all__ = [
+    "Answer",
+    "fit_facts",
+    "fit_lines",
+    "recording_facts",
+    "runtime_lines",
+    "score_facts",
+    "score_lines",
+]
+
+
+@dataclass
+class Answer:
+    """What a command found: plain facts, and the same in lines for people."""
+
+    facts: dict[str, Any]
+    lines: list[str] = field(default_factory=list)
+    exit_code: int = 0
+
+    def json(self) -> str:
+        """One JSON document; numbers that are not finite are null."""
+        return json.dumps(_plain(self.facts), indent=2, ensure_ascii=False)
+
+    def text(self) -> str:
+        """The lines."""
+        return "\n".join(self.lines)
+
+
+def fit_facts(fitted: Any) -> dict[str, Any]:
+    """What a fit found, plain."""
+    return {
+        "model": type(fitted).__name__,
+        "objective": float(fitted.objective_),
+        "converged": bool(fitted.converged_),
+        "iterations": int(fitted.n_iter_),
+        "starts": len(fitted.starts_),
+        "responses": {
+            modality: {person: to_plain(r) for person, r in response.items()}
+            if isinstance(response, Mapping)
+            else to_plain(response)
+            for modality, response in fitted.responses_.items()
+        },
+        "penalties": _plain(getattr(fitted, "penalties_", None)),
+    }
+
+
+def fit_lines(facts: Mapping[str, Any]) -> list[str]:
+    """A fit in a few lines."""
+    state = "converged" if facts["converged"] else "NOT converged: raise max_iter or n_init, and look at starts_"
+    lines = [
+        f"{facts['model']}: objective {facts['objective']:.6g}, {state} ({facts['iterations']} iterations, "
+        f"best of {facts['starts']} start{'s' if facts['starts'] != 1 else ''})"
+    ]
+    for modality, table in facts["responses"].items():
+        people = {modality: table} if "family" in table else {f"{modality} of {p}": t for p, t in table.items()}
+        for label, response in people.items():
+            values = [f"{k} {v:.3f}" for k, v in response.items() if isinstance(v, float)]
+            lines.append(f"  {label}: {response['family']} {', '.join(values)}".rstrip())
+    if facts["penalties"]:
+        lines.append("  penalties: " + ", ".join(f"{name} {value:.3g}" for name, value in facts["penalties"].items()))
+    return lines
+
+
+def score_facts(scores: xr.Dataset) -> dict[str, Any]:
+    """Scores by stream and predictor, plain."""
+    quantities = [str(n) for n, v in scores.data_vars.items() if v.dims == ("stream", "predictor")]
+    streams = {
+        str(stream): {
+            str(predictor): {q: float(scores[q].sel(stream=stream, predictor=predictor)) for q in quantities}
+            for predictor in scores["predictor"].values
+        }
+        for stream in scores["stream"].values
+    }
+    overall = {
+        str(predictor): {q: float(scores[f"overall_{q}"].sel(predictor=predictor)) for q in quantities}
+        for predictor in scores["predictor"].values
+    }
+    return {"overall": overall, "streams": streams, **scores.attrs}
+
+
+def score_lines(scores: xr.Dataset) -> list[str]:
+    """R2 of the fit and every baseline, a row for each stream, the best of a row marked."""
+    predictors = [str(name) for name in scores["predictor"].values]
+    streams = [str(name) for name in scores["stream"].values]
+    table = np.vstack([scores["r2"].transpose("stream", "predictor").values, scores["overall_r2"].values])
+    width = max(map(len, [*streams, "overall"]))
+    lines = ["held-out R2 (* the best; 0 is the training mean)"]
+    lines.append(" " * width + "".join(f"{name:>21}" for name in predictors))
+    for name, row in zip([*streams, "overall"], table, strict=True):
+        best = np.nanmax(row) if np.isfinite(row).any() else np.nan
+        cells = [f"{'-' if np.isnan(v) else f'{v:.3f}'}{'*' if v == best else ' '}" for v in row]
+        lines.append(name.ljust(width) + "".join(f"{cell:>21}" for cell in cells))
+    if scores.attrs.get("notes"):
+        lines.append(f"not applicable: {scores.attrs['notes']}")
+    return lines
+
+
+def recording_facts(recording: Recording) -> dict[str, Any]:
+    """A recording, plain."""
+    return {
+        "digest": recording.digest(),
+        "participants": list(recording.participants),
+        "runs": list(recording.runs),
+        "modalities": list(recording.modalities),
+        "streams": [
+            {
+                "stream": f"{s.participant}/{s.run}/{s.modality}",
+                "times": s.n_times,
+                "features": s.n_features,
+                "first": float(s.times[0]),
+                "last": float(s.times[-1]),
+                "missing": float(s.missing),
+            }
+            for s in recording.streams()
+        ],
+    }
+
+
+def runtime_lines(facts: Mapping[str, Any]) -> list[str]:
+    """How an archive was made, in a few lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    blas = ", ".join(f"{b['library']} {b['version']} ({b['threads']} threads)" for b in facts["blas"])
+    lines = [f"made on {facts['processor']}, {facts['platform']}, Python {facts['python']}", f"with {versions}"]
+    lines.append(f"on {facts['cores']['available']} cores; BLAS {blas}")
+    if facts["jax"]:
+        lines.append(f"JAX on {facts['jax']['platform']}, {facts['dtype']}")
+    for place, state in facts["git"].items():
+        if state:
+            lines.append(f"git ({place}): {state['commit']}{' with changes' if state['modified'] else ''}")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types only; numbers that are not finite become None."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

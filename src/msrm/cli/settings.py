@@ -1,0 +1,102 @@
+"""Settings of a fit from a TOML file and ``--set``: merged, every name checked, turned into an estimator."""
+
+import inspect
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msrm
+from msrm.plain import response_from_plain
+
+__all__ = ["estimator_of", "read_settings"]
+
+
+def read_settings(
+    config: Path | None, assignments: Sequence[str] | None, flags: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the estimator, and the part of the recording to use.
+
+    Parameters
+    ----------
+    config : Path, optional
+        A TOML file.
+    assignments : sequence of str, optional
+        ``name=value`` with a TOML value; dots reach into tables. They win over the file.
+    flags : {name: value}
+        Options of the command line; those that are not None win over everything.
+
+    Returns
+    -------
+    settings, selection : dict
+        Constructor arguments as plain tables, and the table ``recording``.
+
+    Raises
+    ------
+    ValueError
+        For text that is no TOML, with file and place, or an unknown name, with those that exist.
+    """
+    settings: dict[str, Any] = {}
+    if config is not None:
+        try:
+            settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{config}: {error}") from error
+    for assignment in assignments or ():
+        _merge(settings, _assigned(assignment))
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    selection = settings.pop("recording", {})
+    known = list(inspect.signature(msrm.RMSRM).parameters)
+    source = config or "the settings"
+    if unknown := [name for name in settings if name not in known]:
+        raise ValueError(f"{source}: {unknown[0]!r} is unknown; there are {', '.join(sorted([*known, 'recording']))}")
+    if not isinstance(selection, dict):
+        raise ValueError(f"{source}: 'recording' must be a table, such as [recording] runs = ['run-1']")
+    return settings, selection
+
+
+def estimator_of(settings: Mapping[str, Any]) -> Any:
+    """An R-MSRM with these settings.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a response that its family refuses, named by its place.
+    """
+    arguments = dict(settings)
+    responses = arguments.get("responses", {})
+    if not isinstance(responses, Mapping) or not responses:
+        raise ValueError("no responses: give each modality a table, such as [responses.brain] family = 'Identity'")
+    arguments["responses"] = {
+        modality: response_from_plain(table, f"responses.{modality}") for modality, table in responses.items()
+    }
+    return msrm.RMSRM(**arguments)
+
+
+def _assigned(assignment: str) -> dict[str, Any]:
+    """The table of one ``name=value``; a value that is no TOML is text."""
+    name, equals, value = assignment.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"--set {assignment}: wanted NAME=VALUE, such as loading_ridge=1e-2")
+    try:
+        return tomllib.loads(f"{name.strip()} = {value}")
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return tomllib.loads(f"{name.strip()} = {_quoted(value)}")
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"--set {assignment}: {error}") from error
+
+
+def _quoted(value: str) -> str:
+    """A TOML string."""
+    return '"' + value.strip().replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Put `new` over `into`, table by table; a table that names a family replaces the other family's arguments."""
+    for name, value in new.items():
+        if isinstance(value, Mapping) and "family" not in value and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
