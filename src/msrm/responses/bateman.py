@@ -73,12 +73,11 @@ class _Exponentials(NamedTuple):
         """
         x, to_points = cells.rule.refinement(panels)
         r = cells.step * (1 - x)
-        end = cells.edges[:, 1:] - cells.low
-        inside, e = end >= 0, np.maximum(end, 0.0)
+        e = np.maximum(cells.edges[:, 1:] - cells.low, 0.0)
         factors, vectors = [], []
         for k, rate in enumerate(self.rates):
             kernels = (cells.step * np.exp(-rate * r) * r ** np.arange(3)[:, None]) @ to_points
-            factor = np.where(inside, np.exp(-rate * e), 0.0)
+            factor = np.where(cells.whole, np.exp(-rate * e), 0.0)
             for j in range(3):
                 c = self.coefficients[:count, k]
                 vector = sum(comb(m, j) * np.multiply.outer(c[:, m], kernels[m - j]) for m in range(j, 3))

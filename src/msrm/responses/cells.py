@@ -142,6 +142,12 @@ class Cells:
         """The cell of each phase in which the support begins (u = low), (phase,) of int."""
         return np.clip(np.floor((self.top - self.low) / self.step), 0, self.count - 1).astype(np.intp)
 
+    @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """Cells before the last of their phase; all but the first lie inside the support, (phase, count)."""
+        # By index: comparing edges with the support again would round differently where they coincide.
+        return np.arange(self.count) < self.last[:, None]
+
     def points(self) -> Array:
         """u at the rule's points, (phase, count, point)."""
         return self.edges[:, :-1, None] - self.step * self.rule.fractions
@@ -159,9 +165,8 @@ class Cells:
         panels = int(np.ceil(self.step / resolution))
         x, to_points = self.rule.refinement(panels)
         u = self.edges[:, :-1, None] - self.step * x
-        inside = (self.edges[:, :-1] <= self.high) & (self.edges[:, 1:] >= self.low)
-        h = np.where(inside[..., None], curve(np.clip(u, self.low, self.high)), 0.0)
-        out = (self.step * h) @ to_points
+        h = np.where(self.whole[..., None], curve(np.clip(u, self.low, self.high)), 0.0)
+        out = (h.reshape(-1, len(x)) @ (self.step * to_points)).reshape(*h.shape[:-1], self.rule.order)
         self.set_cut_cells(out, curve, panels)
         return out
 
@@ -183,8 +188,13 @@ class Cells:
 
     def accumulate(self, cell: Index, u: Array, values: Array) -> Array:
         """w (..., phase, point) of weighted ``values`` (..., phase, node) at ``u`` (phase, node) of one cell each."""
-        x = (self.top[:, None] - u) / self.step - cell[:, None]
-        moments = np.matmul(values[..., None, :], legendre(x, self.rule.order))[..., 0, :]
+        z = 2 * ((self.top[:, None] - u) / self.step - cell[:, None]) - 1
+        moments = np.empty((*values.shape[:-1], self.rule.order))
+        # The polynomials are summed as the recurrence makes them: storing them would cost more than computing them.
+        previous, current = np.zeros_like(z), np.ones_like(z)
+        for n in range(self.rule.order):
+            moments[..., n] = np.einsum("...pr,pr->...p", values, current)
+            previous, current = current, ((2 * n + 1) * z * current - n * previous) / (n + 1)
         return moments @ self.rule.from_legendre
 
     def weights_from_antiderivatives(self, mass: Array, moment: Array, origin: float) -> Array:
@@ -199,6 +209,8 @@ class Cells:
     def edge_values(self, curve: Callable[[Array], Array]) -> Array:
         """h at the cell edges, zero outside the support, (phase, count + 1)."""
         inside = (self.edges >= self.low) & (self.edges <= self.high)
+        # The outermost edges have one cell each: where the support ends on them, their terms must not remain.
+        inside[:, [0, -1]] = False
         return np.where(inside, curve(np.clip(self.edges, self.low, self.high)), 0.0)
 
     def by_parts(self, w: Array, edge_values: Array | None) -> Array:
@@ -206,7 +218,7 @@ class Cells:
 
         Hat functions are continuous, so their boundary terms cancel between cells: pass None.
         """
-        out = w @ (self.rule.derivative / -self.step)
+        out = (w.reshape(-1, self.rule.order) @ (self.rule.derivative / -self.step)).reshape(w.shape)
         if edge_values is not None:
             start, end = self.rule.ends
             out += edge_values[:, 1:, None] * end
