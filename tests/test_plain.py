@@ -17,6 +17,8 @@ RESPONSES = [
         pooling="partial",
         pooling_strength=0.1,
     ),
+    msrm.Bateman(rise=0.7, decay=msrm.Free(4.0, bounds=(1.0, 9.0)), lag=0.5),
+    msrm.Sampled(lags=np.array([0.0, 0.5, 1.0]), values=np.array([0.0, 1.0, 0.5])),
 ]
 
 

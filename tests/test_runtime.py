@@ -347,6 +347,13 @@ class TestDoctor:
                 "Unable",
                 "unset JAX_PLATFORMS",
             ),
+            (
+                {"jax": {"error": "x"}, "environment": {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "-1"}},
+                "JAX",
+                "error",
+                "x",
+                "unset CUDA_VISIBLE_DEVICES",
+            ),
             ({"jax": JAX, "environment": {"JAX_PLATFORMS": "cuda,cpu"}}, "JAX", "error", "asks for a GPU", "unset"),
             ({"jax": JAX}, "JAX", "warning", "although NVIDIA H200 is there", "python -c"),
             ({"jax": JAX, "versions": {"jax": "0.11.2"}}, "JAX", "warning", "NVIDIA H200 is there", "pip install"),

@@ -68,7 +68,7 @@ def diagnose(*, probe: bool = True) -> list[Finding]:
     machine = Finding("machine", "ok", f"{facts['processor']}, {facts['platform']}, Python {facts['python']}")
     return [
         machine,
-        *package_findings(metadata.requires("msrm") or [], _installed),
+        *package_findings(_requirements(), _installed),
         *core_findings(facts),
         archive_finding(),
         *jax_findings(facts, cards(), probed=probe),
@@ -157,6 +157,7 @@ def jax_findings(facts: Mapping[str, Any], smi: list[dict[str, Any]], *, probed:
     elif jax is None or "error" in jax:
         reason = "no answer" if jax is None else jax["error"]
         line = "unset JAX_PLATFORMS" if wanted else "pip install --upgrade --force-reinstall 'msrm[bayesian]'"
+        line = "unset CUDA_VISIBLE_DEVICES" if wanted not in ("", "cpu") and _hidden(environment) else line
         yield Finding("JAX", "error", reason, line)
     else:
         yield from _device_findings(facts, smi)
@@ -200,7 +201,7 @@ def _device_findings(facts: Mapping[str, Any], smi: list[dict[str, Any]]) -> Ite
         yield Finding("JAX", "ok", found)
     elif wanted[:1] == ["cpu"]:
         yield Finding("JAX", "ok", f"{found} (asked for; {facts['gpus'][0]} is idle)", "unset JAX_PLATFORMS")
-    elif environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+    elif _hidden(environment):
         yield Finding(
             "JAX", "ok", f"{found} (CUDA_VISIBLE_DEVICES hides {facts['gpus'][0]})", "unset CUDA_VISIBLE_DEVICES"
         )
@@ -211,6 +212,11 @@ def _device_findings(facts: Mapping[str, Any], smi: list[dict[str, Any]]) -> Ite
     if on_gpu:
         yield from _memory_findings(environment, smi)
     yield Finding("XLA threads", "ok", f"{facts['xla_threads']} on the CPU (NPROC sets them)")
+
+
+def _hidden(environment: Mapping[str, str]) -> bool:
+    """Whether the user hid every NVIDIA card from this process."""
+    return environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 def _memory_findings(environment: Mapping[str, str], smi: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -276,6 +282,14 @@ def cards() -> list[dict[str, Any]]:
             card[name] = float(card[name]) if card[name].replace(".", "").isdigit() else float("nan")
         found.append(card)
     return found
+
+
+def _requirements() -> list[str]:
+    """The package's own requirements; none for a source folder that was never installed."""
+    try:
+        return metadata.requires("msrm") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _installed(name: str) -> str | None:

@@ -87,5 +87,5 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def _tail(text: str) -> str:
-    """The last telling lines of a child's standard error."""
-    return "\n".join([line for line in text.strip().splitlines() if line.strip()][-3:])
+    """The last line of a child's standard error, which names the exception."""
+    return (text.strip().splitlines() or [""])[-1].strip()
