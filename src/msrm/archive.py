@@ -7,20 +7,20 @@ seal of `msrm.sealed`.
 import os
 import shutil
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
+import msrm
 from msrm import __version__, netcdf, runtime
 from msrm.sealed import FORMAT, check_seal, replacing, seal
 
 __all__ = ["FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"]
 
 _RESERVED = ("kind", "msrm_format", "msrm_version", "created")
-# Class name, which is also the archive's kind -> module that defines it with `to_tree` and `from_tree`.
-_HOMES = {"RMSRM": "msrm.regularized"}
+# Fitted classes of the package, each with `to_tree` and `from_tree`; the name is the archive's kind.
+_FITTED = ("RMSRM",)
 
 
 def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) -> Path:
@@ -125,8 +125,8 @@ def save_fit(fitted: Any, path: str | os.PathLike[str]) -> Path:
         For an object that is not one of the package's fitted models.
     """
     kind = type(fitted).__name__
-    if kind not in _HOMES:
-        raise TypeError(f"cannot archive a {kind}; known are {', '.join(_HOMES)}")
+    if kind not in _FITTED:
+        raise TypeError(f"cannot archive a {kind}; known are {', '.join(_FITTED)}")
     return write_tree(fitted.to_tree(), path, kind=kind)
 
 
@@ -152,8 +152,9 @@ def open_fit(path: str | os.PathLike[str]) -> Any:
     """
     tree = read_tree(path)
     kind = tree.attrs["kind"]
-    if kind not in _HOMES:
+    if kind not in _FITTED:
         raise ValueError(
-            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(_HOMES)}); use msrm.archive.read_tree"
+            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(_FITTED)}); use msrm.archive.read_tree"
         )
-    return getattr(import_module(_HOMES[kind]), kind).from_tree(tree)
+    # By the package's own name, which says what to install when the model's extra is missing.
+    return getattr(msrm, kind).from_tree(tree)
