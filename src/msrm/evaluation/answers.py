@@ -13,7 +13,8 @@ import xarray as xr
 
 from msrm.evaluation.baselines import AcrossParticipants, Baseline, Interpolation, Prediction, TrainingMean
 from msrm.evaluation.holdout import Step, grouped, pairs_of
-from msrm.evaluation.question import Array, NotApplicableError, Question, Targets, standardized
+from msrm.evaluation.matching import Matched, Segments
+from msrm.evaluation.question import Array, NotApplicableError, Pair, Question, Targets, standardized
 from msrm.evaluation.ridge import Ridge
 from msrm.evaluation.scores import ScoreSums, score_sums
 from msrm.recording import Recording
@@ -27,20 +28,37 @@ BASELINES: dict[str, Callable[[Question], Baseline]] = {
     "ridge": Ridge,
 }
 FIT = "fit"
-Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Every predictor's scores on one held-out run of a stream, in one fold.
+
+    Attributes
+    ----------
+    pair : (participant, modality)
+    run : str
+    sums : {predictor: ScoreSums}
+    matched : {predictor: Matched}
+    """
+
+    pair: Pair
+    run: str
+    sums: dict[str, ScoreSums]
+    matched: dict[str, Matched]
 
 
 @dataclass
 class Tally:
-    """Sums of scores of every held-out piece of a stream, and which baselines did not apply.
+    """The scored pieces of an evaluation, and which baselines did not apply.
 
     Attributes
     ----------
-    pieces : list of ((participant, run, modality), {predictor: ScoreSums})
+    pieces : list of Piece
     notes : {predictor: reason}
     """
 
-    pieces: list[tuple[Key, dict[str, ScoreSums]]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
@@ -76,18 +94,16 @@ def step_tally(fitted: Any, step: Step, source: str, baselines: Sequence[str], *
     tally = Tally()
     for pair in step.truth.pairs:
         truth = step.truth.streams(participant=pair[0], modality=pair[1])
-        question = Question(pair, truth, step.training, step.sources, source)
-        answered, notes = question_sums(question, _Answers(question, tree), baselines, null=null)
-        tally.add(
-            Tally([((s.participant, s.run, s.modality), sums) for s, sums in zip(truth, answered, strict=True)], notes)
-        )
+        question = Question(pair, truth, step.learned, step.sources, source)
+        tally.add(scored(question, _Answers(question, tree), baselines, null=null))
     return tally
 
 
-def question_sums(
-    question: Question, answers: _Answers, baselines: Sequence[str], *, null: bool = True
-) -> tuple[list[dict[str, ScoreSums]], dict[str, str]]:
-    """Sums for each held-out run and predictor, on entries that the model supports, and why a baseline is absent."""
+def scored(question: Question, answers: _Answers, baselines: Sequence[str], *, null: bool = True) -> Tally:
+    """Scores of the model and the baselines for each held-out run, on the entries that the model supports.
+
+    Without a null there is no segment matching either: the errors alone.
+    """
     predictors: dict[str, Baseline] = {FIT: answers}
     notes = {}
     for name in baselines:
@@ -95,9 +111,10 @@ def question_sums(
             predictors[name] = BASELINES[name](question)
         except NotApplicableError as reason:
             notes[name] = str(reason)
-    trained = question.trained() if question.training is not None else ()
+    trained = () if question.learned.recording is None else question.learned.streams(question.pair)
     companions = [stream for predictor in predictors.values() for stream in predictor.companions]
     sums: list[dict[str, ScoreSums]] = [{} for _ in question.truth]
+    segments = [{name: Segments(stream.times) for name in predictors} for stream in question.truth]
     for span, values in feature_blocks([*question.truth, *trained, *companions]):
         blocks = iter(values)
         truth = [standardized(next(blocks), question.scale(), span) for _ in question.truth]
@@ -109,7 +126,11 @@ def question_sums(
                 truth[at] = np.where(np.isfinite(mean), truth[at], np.nan) if name == FIT else truth[at]
                 found = score_sums(truth[at], mean, variance, null=null)
                 sums[at][name] = sums[at][name] + found if name in sums[at] else found
-    return sums, notes
+                if null:
+                    segments[at][name].add(truth[at], mean)
+    matched = [{name: own.matched() for name, own in run.items()} for run in segments]
+    runs = [stream.run for stream in question.truth]
+    return Tally([Piece(question.pair, *piece) for piece in zip(runs, sums, matched, strict=True)], notes)
 
 
 def _predictions(fitted: Any, step: Step, source: str) -> xr.DataTree:

@@ -90,35 +90,35 @@ def _interpolated(values: Array, times: Array, at: Array) -> Array:
 class AcrossParticipants:
     """The mean over the other participants that have the modality with the same features, each in its own sd units.
 
-    Where nobody else was measured it says the training mean. Its variance is that of its training residuals.
+    Where nobody else was measured it says the training mean. Its variance is that of its training residuals, where
+    the training recording is known.
     """
 
     def __init__(self, question: Question) -> None:
         participant, modality = question.pair
-        features = question.truth[0].features
+        features, training = question.truth[0].features, question.learned.recording
         self._others = [
             other
             for other, m in question.sources.pairs
             if m == modality
             and other != participant
             and question.allows(other)
-            and (question.training is None or (other, m) in question.training.pairs)
+            and (training is None or (other, m) in training.pairs)
             and np.array_equal(question.sources.features(other, m), features)
         ]
         if not self._others:
             raise NotApplicableError("needs another participant, among the sources, with the same features")
         self._question, self._modality = question, modality
-        self._scales = {other: question.scale((other, modality)) for other in self._others}
-        training, sources = question.training, question.sources
-        assert training is not None  # question.scale refused otherwise
+        self._scales = {other: question.learned.scale((other, modality)) for other in self._others}
         # One list of (place, participant) in the order of the companions; places are training runs, then held-out runs.
-        places = [(training, s.run, s.times) for s in question.trained()]
-        places += [(sources, s.run, s.times) for s in question.truth]
+        trained = () if training is None else question.learned.streams(question.pair)
+        places = [(training, s.run, s.times) for s in trained]
+        places += [(question.sources, s.run, s.times) for s in question.truth]
         found = [
             (place, other, recording.stream(other, run, modality))
             for place, (recording, run, _) in enumerate(places)
             for other in self._others
-            if recording.has(other, run, modality)
+            if recording is not None and recording.has(other, run, modality)
         ]
         self._keys = [(place, other) for place, other, _ in found]
         self.companions = tuple(stream for _, _, stream in found)
@@ -135,6 +135,8 @@ class AcrossParticipants:
             total[place] += np.where(known, own, 0.0)
             count[place] += known
         means = [t / np.maximum(c, 1.0) for t, c in zip(total, count, strict=True)]
+        if not training:
+            return [(mean, None) for mean in means]
         variance = residual_variance(training, means[: len(training)])
         return [(mean, np.broadcast_to(variance, mean.shape)) for mean in means[len(training) :]]
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from msrm.evaluation.question import Pair, Targets
+from msrm.evaluation.question import Learned, Pair, Targets
 from msrm.recording import Recording
 from msrm.stream import Stream
 
@@ -26,8 +26,8 @@ class Step:
 
     Attributes
     ----------
-    training : Recording or None
-        Everything learned from, the calibration included; None when it is not known.
+    learned : Learned
+        Everything learned from, the calibration included.
     calibration : Recording or None
         What a new participant's loadings are learned from before predicting.
     sources : Recording
@@ -38,7 +38,7 @@ class Step:
         Streams removed together before predicting; None where hidden samples are NaN already.
     """
 
-    training: Recording | None
+    learned: Learned
     calibration: Recording | None
     sources: Recording
     truth: Recording
@@ -80,13 +80,14 @@ class RunFold:
     def steps(self, recording: Recording, targets: Targets | None) -> list[Step]:
         """One step for each target pair that was also trained, or one for all named targets."""
         training = self.training(recording)
+        learned = Learned(training)
         held_out = recording.select(runs=self.runs)
         unknown = [pair for pair in held_out.pairs if pair not in training.pairs]
         if unknown:
             held_out = held_out.drop(targets=grouped(unknown))
         wanted = [grouped([pair]) for pair in held_out.pairs] if targets is None else [targets]
         return [
-            Step(training, None, *removed(held_out, asked), asked)
+            Step(learned, None, *removed(held_out, asked), asked)
             for asked in (restricted(held_out, targets) for targets in wanted)
             if asked and len(set(pairs_of(asked))) < len(held_out.pairs)
         ]
@@ -119,7 +120,7 @@ class BlockFold:
         training = self.training(recording)
         nothing = {(s.participant, s.run, s.modality): np.zeros(s.n_times, bool) for s in recording.streams()}
         seen = {key: rows for key, rows in self.hidden.items() if training.has(*key)}
-        return [Step(training, None, training, _masked(recording, nothing | seen), None)]
+        return [Step(Learned(training), None, training, _masked(recording, nothing | seen), None)]
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,9 @@ class ParticipantFold:
             if targets is not None:
                 pairs = [pair for pair in pairs if pair in pairs_of(targets)]
             if pairs and run in others.runs:
-                training = Recording._trusted([*others.streams(), *calibration.streams()])
+                learned = Learned(Recording._trusted([*others.streams(), *calibration.streams()]))
                 sources = others.select(runs=[run])
-                steps.append(Step(training, calibration, sources, held_out, grouped(pairs)))
+                steps.append(Step(learned, calibration, sources, held_out, grouped(pairs)))
         return steps
 
 

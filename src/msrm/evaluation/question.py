@@ -26,6 +26,44 @@ class NotApplicableError(ValueError):
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What was learned from, and the training mean and sd of each participant-modality, computed once.
+
+    Attributes
+    ----------
+    recording : Recording or None
+        The training recording, None when it is not known.
+    scales : {(participant, modality): PairScale}
+        Those known so far; a model may bring its own.
+    """
+
+    recording: Recording | None
+    scales: dict[Pair, PairScale] = field(default_factory=dict, repr=False)
+
+    def streams(self, pair: Pair) -> tuple[Stream, ...]:
+        """Training streams of a participant-modality, one per run.
+
+        Raises
+        ------
+        NotApplicableError
+            When the training recording is not given, or does not have it.
+        """
+        participant, modality = pair
+        if self.recording is None:
+            raise NotApplicableError("needs training=, the recording that the model was fitted to")
+        streams = self.recording.streams(participant=participant, modality=modality)
+        if not streams:
+            raise NotApplicableError(f"needs {modality!r} of {participant} in the training recording")
+        return streams
+
+    def scale(self, pair: Pair) -> PairScale:
+        """Training mean and sd of a participant-modality."""
+        if pair not in self.scales:
+            self.scales[pair] = pair_scale(self.streams(pair))
+        return self.scales[pair]
+
+
+@dataclass(frozen=True)
 class Question:
     """One target stream of a held-out evaluation.
 
@@ -34,8 +72,7 @@ class Question:
     pair : (participant, modality)
     truth : tuple of Stream
         Held-out values, one per run; NaN where not held out.
-    training : Recording or None
-        What the model was trained on.
+    learned : Learned
     sources : Recording
         What may be seen besides, the held-out values removed.
     source : {"within", "across", "both"}
@@ -43,10 +80,9 @@ class Question:
 
     pair: Pair
     truth: tuple[Stream, ...]
-    training: Recording | None
+    learned: Learned
     sources: Recording
     source: str = "both"
-    _scales: dict[Pair, PairScale] = field(default_factory=dict, repr=False, compare=False)
 
     def allows(self, participant: str) -> bool:
         """Whether `source` admits streams of this participant."""
@@ -57,28 +93,9 @@ class Question:
         """A stream that may be seen in a held-out run."""
         return self.sources.stream(pair[0], run, pair[1]) if self.sources.has(pair[0], run, pair[1]) else None
 
-    def trained(self, pair: Pair | None = None) -> tuple[Stream, ...]:
-        """Training streams of a participant-modality, by default the target's, one per run.
-
-        Raises
-        ------
-        NotApplicableError
-            When the training recording is not given, or does not have it.
-        """
-        participant, modality = pair or self.pair
-        if self.training is None:
-            raise NotApplicableError("needs training=, the recording that the model was fitted to")
-        streams = self.training.streams(participant=participant, modality=modality)
-        if not streams:
-            raise NotApplicableError(f"needs {modality!r} of {participant} in the training recording")
-        return streams
-
-    def scale(self, pair: Pair | None = None) -> PairScale:
-        """Training mean and sd of a participant-modality, by default the target's."""
-        pair = pair or self.pair
-        if pair not in self._scales:
-            self._scales[pair] = pair_scale(self.trained(pair))
-        return self._scales[pair]
+    def scale(self) -> PairScale:
+        """Training mean and sd of the target."""
+        return self.learned.scale(self.pair)
 
 
 def standardized(values: Array, scale: PairScale, span: slice) -> Array:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import xarray as xr
 
-from msrm.evaluation.answers import BASELINES, FIT, Tally, has_source, step_tally
+from msrm.evaluation.answers import BASELINES, FIT, Piece, Tally, has_source, step_tally
 from msrm.evaluation.holdout import Fold, Step, checked_targets, grouped, make_folds, pairs_of, removed
-from msrm.evaluation.question import SOURCES, Targets
-from msrm.evaluation.scores import LEVELS, pool
+from msrm.evaluation.matching import Matched
+from msrm.evaluation.question import SOURCES, Learned, Targets
+from msrm.evaluation.scores import LEVELS, Scores, pool
 from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map
 
@@ -75,8 +76,9 @@ def score(
         By ``stream`` and ``predictor`` (``"fit"`` and the baselines): ``r2`` (pooled over finite held-out entries in
         training sd units, NaN where the denominator is 0), ``correlation``, ``log_density`` (nats an entry, training
         sd units), ``coverage`` of the central intervals ``level``, p-values ``r2_p``, ``correlation_p`` and
-        ``log_density_p``, ``r2_by_run``; by predictor the same over all streams (``overall_...``); by stream
-        ``entries``.
+        ``log_density_p``, ``r2_by_run``, ``matching`` (the share of 15 s segments whose prediction is the best match of
+        all predicted segments) and ``matching_chance``; by predictor the same over all streams (``overall_...``); by
+        stream ``entries``.
         All predictors are compared on the entries that the model supports. ``attrs["notes"]`` says which baseline does
         not apply and why.
 
@@ -87,12 +89,12 @@ def score(
     """
     targets, chosen = checked_targets(recording, targets), _checked(source, baselines)
     wanted = [grouped([pair]) for pair in recording.pairs] if targets is None else [targets]
-    tally = Tally()
+    tally, learned = Tally(), Learned(training)
     for asked in wanted:
         if len(recording.pairs) <= len(pairs_of(asked)):
             raise ValueError(f"Nothing is left to predict {_named(asked)} from; name fewer targets.")
         if targets is not None or has_source(recording, asked, source):
-            step = Step(training, None, *removed(recording, asked), asked)
+            step = Step(learned, None, *removed(recording, asked), asked)
             tally.add(step_tally(fitted, step, source, chosen))
     _some(tally, source)
     return report(tally, recording, seed=seed, n_shifts=n_shifts, source=source, hold_out="given")
@@ -172,9 +174,10 @@ def fold_tally(
     fold: Fold,
     *,
     null: bool = True,
+    settings: Mapping[str, Any] | None = None,
 ) -> Tally:
-    """Fit a copy of the estimator to a fold's training part and sum its scores on the rest."""
-    fitted = clone(estimator).fit(fold.training(recording))
+    """Fit a copy of the estimator, some settings replaced, to a fold's training part and sum its scores on the rest."""
+    fitted = clone(estimator, **(settings or {})).fit(fold.training(recording))
     tally = Tally()
     for step in fold.steps(recording, targets):
         if step.targets is None or targets is not None or has_source(step.sources, step.targets, source):
@@ -204,30 +207,26 @@ def _named(targets: Targets) -> str:
 
 def report(tally: Tally, recording: Recording, *, seed: int, n_shifts: int, **attributes: Any) -> xr.Dataset:
     """The Dataset of :func:`score` from all held-out pieces."""
-    held_out = {(p, m) for (p, _, m), _ in tally.pieces}
-    pairs = [pair for pair in recording.pairs if pair in held_out]
-    runs = [run for run in recording.runs if any(r == run for (_, r, _), _ in tally.pieces)]
-    names = [name for name in (FIT, *BASELINES) if any(name in sums for _, sums in tally.pieces)]
-    shape = (len(pairs), len(names))
-    scores = np.empty(shape, object)
-    by_run = np.full((len(pairs), len(runs), len(names)), np.nan)
-    overall = []
-    for at, name in enumerate(names):
-        for row, (p, m) in enumerate(pairs):
-            pieces = [(r, sums[name]) for (q, r, n), sums in tally.pieces if (q, n) == (p, m) and name in sums]
-            scores[row, at] = pool([piece for _, piece in pieces], n_shifts=n_shifts, seed=seed)
-            for column, run in enumerate(runs):
-                by_run[row, column, at] = pool([piece for r, piece in pieces if r == run], n_shifts=0).r2
-        overall.append(pool([sums[name] for _, sums in tally.pieces if name in sums], n_shifts=n_shifts, seed=seed))
-    entries = [sum(sums[FIT].entries[0] for (q, _, n), sums in tally.pieces if (q, n) == pair) for pair in pairs]
+    names = [name for name in (FIT, *BASELINES) if any(name in piece.sums for piece in tally.pieces)]
+    pairs = [pair for pair in recording.pairs if any(piece.pair == pair for piece in tally.pieces)]
+    runs = [run for run in recording.runs if any(piece.run == run for piece in tally.pieces)]
+    rows = [[piece for piece in tally.pieces if piece.pair == pair] for pair in pairs]
+    chance = {"n_shifts": n_shifts, "seed": seed}
+    by_stream = np.array([[_pooled(own, name, **chance) for name in names] for own in rows], object)
+    overall = np.array([_pooled(tally.pieces, name, **chance) for name in names], object)
+    by_run = [[[_pooled([p for p in own if p.run == run], name) for name in names] for run in runs] for own in rows]
+    matched = [[_matched(own, name) for name in names] for own in rows]
+    entries = [int(sum(piece.sums[FIT].entries[0] for piece in own)) for own in rows]
     variables: dict[str, Any] = {
-        "entries": ("stream", np.array(entries, int)),
-        "r2_by_run": (("stream", "run", "predictor"), by_run),
+        "entries": ("stream", entries),
+        "r2_by_run": (("stream", "run", "predictor"), _table(np.array(by_run, object), "r2")),
+        "coverage": (("stream", "predictor", "level"), [[scores.coverage for scores in row] for row in by_stream]),
+        "matching": (("stream", "predictor"), [[share for share, _ in row] for row in matched]),
+        "matching_chance": (("stream", "predictor"), [[expected for _, expected in row] for row in matched]),
     }
     for quantity in _QUANTITIES:
-        variables[quantity] = (("stream", "predictor"), _table(scores, quantity))
-        variables[f"overall_{quantity}"] = ("predictor", _table(np.array(overall, object), quantity))
-    variables["coverage"] = (("stream", "predictor", "level"), np.array([[s.coverage for s in row] for row in scores]))
+        variables[quantity] = (("stream", "predictor"), _table(by_stream, quantity))
+        variables[f"overall_{quantity}"] = ("predictor", _table(overall, quantity))
     coords = {
         "stream": [f"{p}/{m}" for p, m in pairs],
         "participant": ("stream", [p for p, _ in pairs]),
@@ -243,5 +242,15 @@ def report(tally: Tally, recording: Recording, *, seed: int, n_shifts: int, **at
 _QUANTITIES = ("r2", "correlation", "log_density", "r2_p", "correlation_p", "log_density_p")
 
 
+def _pooled(pieces: Iterable[Piece], name: str, *, n_shifts: int = 0, seed: int = 0) -> Scores:
+    return pool([piece.sums[name] for piece in pieces if name in piece.sums], n_shifts=n_shifts, seed=seed)
+
+
+def _matched(pieces: Iterable[Piece], name: str) -> tuple[float, float]:
+    """Share of segments matched, and the share expected by chance."""
+    total = sum((piece.matched[name] for piece in pieces if name in piece.matched), Matched())
+    return (total.matched / total.tried, total.expected / total.tried) if total.tried else (np.nan, np.nan)
+
+
 def _table(scores: np.ndarray, quantity: str) -> np.ndarray:
-    return np.vectorize(lambda s: getattr(s, quantity), otypes=[float])(scores)
+    return np.vectorize(lambda own: getattr(own, quantity), otypes=[float])(scores)

@@ -39,14 +39,15 @@ class Ridge:
 
     def __init__(self, question: Question, lags: Sequence[float] = LAGS) -> None:
         self.companions: tuple[Stream, ...] = ()
-        trained = question.trained()
-        assert question.training is not None  # question.trained refused otherwise
-        places: list[Place] = [(question.training, stream.run, stream.times) for stream in trained]
+        trained = question.learned.streams(question.pair)
+        training = question.learned.recording
+        assert training is not None  # refused in the line above the last
+        places: list[Place] = [(training, stream.run, stream.times) for stream in trained]
         places += [(question.sources, stream.run, stream.times) for stream in question.truth]
         sources = [
             pair
             for pair in question.sources.pairs
-            if pair != question.pair and question.allows(pair[0]) and pair in question.training.pairs
+            if pair != question.pair and question.allows(pair[0]) and pair in training.pairs
         ]
         if not sources:
             raise NotApplicableError("needs a source stream that was also measured in training")
@@ -135,7 +136,7 @@ def _design(question: Question, sources: list[Pair], places: list[Place], lags: 
 
 def _lagged_blocks(question: Question, pair: Pair, places: list[Place], lags: Sequence[float]) -> Iterator[Array]:
     """Blocks (row, lag x feature) of one source, standardized on the training runs, 0 where missing."""
-    scale = question.scale(pair)
+    scale = question.learned.scale(pair)
     there = [at for at, (recording, run, _) in enumerate(places) if recording.has(pair[0], run, pair[1])]
     streams = [places[at][0].stream(pair[0], places[at][1], pair[1]) for at in there]
     for span, blocks in feature_blocks(streams):

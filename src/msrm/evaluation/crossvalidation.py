@@ -1,0 +1,229 @@
+"""Penalties, and what else is asked, chosen by cross-validated prediction inside the training recording (DESIGN 5).
+
+R-MSRM's objective stays the same when loadings grow by a factor, latents shrink by it and their penalties are rescaled,
+so only two combinations of the three strengths matter:
+
+    strength = sqrt(loading_ridge latent_ridge)   and   timescale = sqrt(roughness / latent_ridge)  (seconds).
+
+The default search is over these two, coarse first, then around the best until nothing near is better. The score of a
+candidate is the mean over target streams of R^2 pooled over folds.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from msrm.evaluation.answers import FIT
+from msrm.evaluation.holdout import Fold, checked_targets, make_folds
+from msrm.evaluation.question import SOURCES, Pair, Targets
+from msrm.evaluation.report import fold_tally
+from msrm.recording import Recording
+from msrm.runtime.workers import parallel_map
+
+STRENGTHS = ("loading_ridge", "latent_ridge", "roughness")
+OPTIONS = ("targets", "source", "hold_out", "folds")
+COARSE_STRENGTHS = (1e-3, 1e-2, 1e-1)
+COARSE_TIMESCALES = (3.0, 30.0)  # latent steps
+# Half decades: between them the cross-validated score of recordings seen so far is flat within its noise.
+FINE = 10.0**0.5
+ROUNDS = 6
+Settings = dict[str, Any]
+Errors = dict[Pair, tuple[float, float]]
+
+
+def select_penalties(
+    estimator: Any, recording: Recording, *, n_jobs: int | None = None, progress: bool | None = None
+) -> tuple[Settings, xr.Dataset]:
+    """Choose the settings that predict held-out parts of a recording best.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``penalties`` is ``"cv"``, or a dict from constructor argument to candidate values. Every combination of
+        named candidates is tried; when none of the three strengths is named, they are searched as well. Four more
+        keys say how: ``"targets"`` (as in :func:`msrm.evaluate`: by default each stream in turn), ``"source"``,
+        ``"hold_out"`` (``"runs"``, or ``"blocks"`` where there is one run) and ``"folds"``.
+    recording : Recording
+        Training data; nothing else is looked at.
+    n_jobs : int, optional
+        Processes; the estimator's by default. Any number gives the same choice.
+    progress : bool, optional
+        A progress bar: on a terminal only by default.
+
+    Returns
+    -------
+    settings : dict
+        Constructor arguments of the best candidate.
+    results : Dataset
+        By ``candidate``: its settings, ``r2`` (mean over streams of R^2 pooled over folds), ``r2_by_fold`` and
+        ``r2_by_stream``; ``attrs["best"]`` is the chosen candidate's position.
+
+    Raises
+    ------
+    ValueError
+        For names that are no constructor arguments, candidates that are no list, or a recording that cannot be split.
+    """
+    params = estimator.get_params(deep=False)
+    named, options = _asked(params)
+    targets = checked_targets(recording, options.get("targets"))
+    source = options.get("source", "both")
+    if source not in SOURCES:
+        raise ValueError(f"penalties['source'] must be one of {', '.join(map(repr, SOURCES))}, found {source!r}.")
+    hold_out = options.get("hold_out", "runs" if len(recording.runs) > 1 else "blocks")
+    folds = make_folds(recording, hold_out, folds=options.get("folds"), targets=targets, seed=params.get("seed", 0))
+    search = _Search(
+        estimator, recording, targets, source, folds, params.get("n_jobs", 1) if n_jobs is None else n_jobs
+    )
+    grid = [dict(zip(named, values, strict=True)) for values in product(*named.values())]
+    if any(name in named for name in STRENGTHS):
+        search.score(grid, progress)
+    else:
+        coarse = [(s, t) for s in COARSE_STRENGTHS for t in COARSE_TIMESCALES]
+        search.score([rest | _strengths(params | rest, *point) for rest in grid for point in coarse], progress)
+        for _ in range(ROUNDS):
+            best = search.best()
+            search.score([best | _scaled(best, a, b) for a, b in product((1 / FINE, 1, FINE), repeat=2)], progress)
+            if search.best() is best:
+                break
+    return search.best(), search.results()
+
+
+class _Search:
+    """Candidates tried so far and their errors on every fold."""
+
+    def __init__(
+        self,
+        estimator: Any,
+        recording: Recording,
+        targets: Targets | None,
+        source: str,
+        folds: list[Fold],
+        n_jobs: int,
+    ) -> None:
+        self._shared = (estimator, recording, targets, source)
+        self._folds, self._n_jobs = folds, n_jobs
+        self._tried: list[Settings] = []
+        self._errors: list[list[Errors]] = []
+
+    def score(self, candidates: Iterable[Settings], progress: bool | None) -> None:
+        """Try the candidates that were not tried before."""
+        new = [settings for settings in candidates if not any(_same(settings, old) for old in self._tried)]
+        found = parallel_map(
+            candidate_errors,
+            [(settings, fold) for settings in new for fold in self._folds],
+            n_jobs=self._n_jobs,
+            shared=self._shared,
+            desc="penalties",
+            progress=progress,
+        )
+        self._tried += new
+        n = len(self._folds)
+        self._errors += [found[at * n : (at + 1) * n] for at in range(len(new))]
+        if not any(self._errors[0]):
+            raise ValueError(
+                "No stream could be predicted from another: choose other penalties['targets'] or ['source']."
+            )
+
+    def best(self) -> Settings:
+        """The settings with the largest score."""
+        return self._tried[int(np.nanargmax(self._r2()[0]))]
+
+    def _r2(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Pair]]:
+        """Scores (candidate,), by fold (candidate, fold) and by stream (candidate, stream), and the streams."""
+        pairs = list(dict.fromkeys(pair for errors in self._errors[0] for pair in errors))
+        shape = (len(self._tried), len(self._folds), len(pairs))
+        sse, sst = np.zeros((2, *shape))
+        for candidate, fold, column in np.ndindex(shape):
+            sse[candidate, fold, column], sst[candidate, fold, column] = self._errors[candidate][fold].get(
+                pairs[column], (0.0, 0.0)
+            )
+        by_fold, by_stream = _ratio(sse, sst), _ratio(sse.sum(axis=1), sst.sum(axis=1))
+        return _mean(by_stream), _mean(by_fold), by_stream, pairs
+
+    def results(self) -> xr.Dataset:
+        """All candidates with their scores."""
+        r2, by_fold, by_stream, pairs = self._r2()
+        columns = {name: ("candidate", _column([s[name] for s in self._tried])) for name in self._tried[0]}
+        scores = {
+            "r2": ("candidate", r2),
+            "r2_by_fold": (("candidate", "fold"), by_fold),
+            "r2_by_stream": (("candidate", "stream"), by_stream),
+        }
+        coords = {"fold": [fold.name for fold in self._folds], "stream": [f"{p}/{m}" for p, m in pairs]}
+        return xr.Dataset(columns | scores, coords, {"best": int(np.nanargmax(r2))})
+
+
+def candidate_errors(
+    estimator: Any, recording: Recording, targets: Targets | None, source: str, settings: Settings, fold: Fold
+) -> Errors:
+    """Squared error and squared distance from the training mean of each target stream in one fold."""
+    fixed = settings | {"penalties": "given"}
+    if "n_jobs" in estimator.get_params(deep=False):
+        fixed["n_jobs"] = 1
+    tally = fold_tally(estimator, recording, targets, source, (), fold, null=False, settings=fixed)
+    errors: Errors = {}
+    for piece in tally.pieces:
+        sse, sst = errors.get(piece.pair, (0.0, 0.0))
+        errors[piece.pair] = (sse + float(piece.sums[FIT].sse[0]), sst + float(piece.sums[FIT].sst[0]))
+    return errors
+
+
+def _asked(params: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Candidates and options in an estimator's ``penalties``."""
+    penalties = params["penalties"]
+    if penalties == "cv":
+        return {}, {}
+    if not isinstance(penalties, Mapping):
+        raise ValueError(f"penalties must be 'given', 'cv' or a dict of candidates, found {penalties!r}.")
+    named = {name: values for name, values in penalties.items() if name not in OPTIONS}
+    for name, values in named.items():
+        if name not in params or name == "penalties":
+            raise ValueError(
+                f"penalties[{name!r}] is neither a constructor argument nor one of {', '.join(OPTIONS)}; "
+                f"arguments are {', '.join(params)}."
+            )
+        if not isinstance(values, list | tuple | np.ndarray) or not len(values):
+            raise ValueError(f"penalties[{name!r}] must be a list of candidates, found {values!r}.")
+    return {name: list(values) for name, values in named.items()}, {n: v for n, v in penalties.items() if n in OPTIONS}
+
+
+def _strengths(params: Mapping[str, Any], strength: float, timescale: float) -> Settings:
+    """The three strengths at a strength and a timescale in latent steps, loadings and latents penalized alike."""
+    seconds = timescale * params["latent_step"]
+    return {"loading_ridge": strength, "latent_ridge": strength, "roughness": strength * seconds**2}
+
+
+def _scaled(settings: Settings, strength: float, timescale: float) -> Settings:
+    return {
+        "loading_ridge": settings["loading_ridge"] * strength,
+        "latent_ridge": settings["latent_ridge"] * strength,
+        "roughness": settings["roughness"] * strength * timescale**2,
+    }
+
+
+def _same(a: Settings, b: Settings) -> bool:
+    """Whether settings are equal, numbers but for rounding."""
+    return all(
+        np.isclose(a[name], b[name], rtol=1e-9, atol=0) if isinstance(a[name], float) else a[name] == b[name]
+        for name in a
+    )
+
+
+def _ratio(sse: np.ndarray, sst: np.ndarray) -> np.ndarray:
+    return np.where(sst > 0, 1.0 - sse / np.where(sst > 0, sst, 1.0), np.nan)
+
+
+def _mean(r2: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without NaN, NaN where there is nothing else."""
+    known = np.isfinite(r2)
+    return np.where(
+        known.any(axis=-1), np.where(known, r2, 0.0).sum(axis=-1) / np.maximum(known.sum(axis=-1), 1), np.nan
+    )
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    numbers = all(isinstance(value, int | float) for value in values)
+    return np.array(values if numbers else [str(value) for value in values])
