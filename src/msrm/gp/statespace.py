@@ -29,6 +29,7 @@ from msrm.latent_grid import (
 from msrm.nodes import Evidence, GroupStatistics, NodeGroup
 
 Values = Mapping[str, Mapping[str, float]]
+_ON_GRID = 1e-6  # of a step: clocks given in decimals miss grid points by rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +61,47 @@ class StateSpace:
         """The grid of each run: covers every support over the parameter bounds."""
         return {run: covering_grid(groups, self.step) for run, groups in self.groups.items()}
 
-    def refined(self, factor: int = 2) -> "StateSpace":
-        """The same backend at a spacing ``factor`` times finer; grid points are kept."""
-        return replace(self, step=self.step / factor)
+    @classmethod
+    def on(
+        cls,
+        groups: Mapping[str, Mapping[str, NodeGroup]],
+        n_factors: int,
+        step: float,
+        *,
+        matern: Matern | None = None,
+        length_scale_slope: bool = True,
+    ) -> "StateSpace":
+        """A backend at a spacing up to ``step`` that suits the clocks, with Identity's residual variances where off it."""
+        made = cls(groups, n_factors, step, matern or Matern32(), length_scale_slope=length_scale_slope).at_step(step)
+        return made.with_residual(made.off_grid[0])
+
+    def at_step(self, step: float) -> "StateSpace":
+        """The same at the largest spacing up to ``step`` that puts a regular Identity clock on grid points."""
+        period = identity_period(self.groups)
+        if period is not None:
+            step = period * np.floor(step / period + 1e-9) if step >= period else period / np.ceil(period / step - 1e-9)
+        return replace(self, step=float(step))
+
+    def with_residual(self, modalities: frozenset[str]) -> "StateSpace":
+        """The same with residual variances used in the given modalities."""
+        return replace(self, residual=frozenset(modalities))
+
+    @property
+    def off_grid(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Modalities with residual variances: those seen through Identity off the grid points, and the filtered ones.
+
+        Differenced nodes have none: their residuals would be correlated.
+        """
+        identity, filtered = set(), set()
+        for run, groups in self.groups.items():
+            for modality, group in groups.items():
+                if group.pairs is None and not group.response.is_identity:
+                    filtered.add(modality)
+                elif group.pairs is None:
+                    place = (group.times - self.grids[run].start) / self.step
+                    if np.any(np.abs(place - np.round(place)) > _ON_GRID):
+                        identity.add(modality)
+        return frozenset(identity), frozenset(filtered)
 
     def posterior(
         self,
@@ -112,6 +151,18 @@ class StateSpace:
         """Log evidence of one run and its derivatives (:class:`msrm.nodes.Backend`)."""
         posterior = self.posterior(run, response_values, length_scale, statistics, slopes=gradient)
         return posterior.evidence(gradient)
+
+
+def identity_period(groups: Mapping[str, Mapping[str, NodeGroup]]) -> float | None:
+    """The interval of which all Identity times are multiples within each run, None where there is no such clock."""
+    clocks = [[group.times for group in run.values() if group.response.is_identity] for run in groups.values()]
+    every = np.concatenate([np.diff(np.unique(np.concatenate(times))) for times in clocks if times] or [np.zeros(0)])
+    if not len(every):
+        return None
+    period = float(every.min())
+    multiples = np.round(every / period)
+    period = float(every.sum() / multiples.sum())
+    return period if np.all(np.abs(every - multiples * period) < _ON_GRID * period) else None
 
 
 def covering_grid(groups: Mapping[str, NodeGroup], step: float) -> UniformGrid:
