@@ -92,6 +92,11 @@ class Specification:
             return np.nan
         return residual.start if residual.free is None else float(parameters[f"residual_timescale/{modality}"])
 
+    def timescale_start(self, modality: str) -> float:
+        """Where the residual timescale of a modality starts, or its fixed value, seconds."""
+        residual = self.residual(modality)
+        return residual.start if isinstance(residual, OrnsteinUhlenbeck) else np.nan
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -117,17 +122,53 @@ class Layout:
         shapes: dict[str, tuple[int, ...]] = {}
         null = {}
         for pair in pairs:
-            name = f"{pair.participant}/{pair.modality}"
-            shapes[f"loading/{name}"] = pair.n_coordinates, specification.n_factors
-            shapes[f"offset/{name}"] = (pair.n_coordinates,)
-            shapes[f"noise/{name}"] = ()
-            null[name] = pair.n_features - pair.n_coordinates
+            shapes |= _pair_shapes(specification, pair.participant, pair.modality, pair.n_coordinates)
+            null[f"{pair.participant}/{pair.modality}"] = pair.n_features - pair.n_coordinates
         for pair in pairs:
             if pair.modality in specification.run_offsets:
                 for run in pair.rows:
                     shapes[f"run_offset/{pair.participant}/{run}/{pair.modality}"] = (pair.n_coordinates,)
+        return cls._of(specification, shapes, [pair.modality for pair in pairs], null)
+
+    @classmethod
+    def named(cls, specification: Specification, parameters: Mapping[str, object]) -> "Layout":
+        """The layout of a complete set of parameters in raw features: shapes are those of the loadings.
+
+        Raises
+        ------
+        ValueError
+            When a loading is not (feature, factor).
+        """
+        pairs: dict[tuple[str, str], int] = {}
+        for name, value in parameters.items():
+            kind, *rest = name.split("/")
+            if kind == "loading" and len(rest) == 2:
+                shape = np.asarray(value).shape
+                if len(shape) != 2 or rest[1] not in specification.responses:
+                    wanted = f"(feature, {specification.n_factors}) and a modality of {list(specification.responses)}"
+                    raise ValueError(f"Parameter {name!r}: shape {shape}, wanted {wanted}.")
+                pairs[rest[0], rest[1]] = shape[0]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for (participant, modality), features in pairs.items():
+            shapes |= _pair_shapes(specification, participant, modality, features)
+        for name in parameters:
+            kind, *rest = name.split("/")
+            if kind == "run_offset" and len(rest) == 3 and rest[2] in specification.run_offsets:
+                shapes[name] = (pairs.get((rest[0], rest[2]), 0),)
+        return cls._of(
+            specification, shapes, [modality for _, modality in pairs], dict.fromkeys(map("/".join, pairs), 0)
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        specification: Specification,
+        shapes: dict[str, tuple[int, ...]],
+        modalities: Sequence[str],
+        null_features: dict[str, int],
+    ) -> "Layout":
         bounds = {}
-        for modality in dict.fromkeys(pair.modality for pair in pairs):
+        for modality in dict.fromkeys(modalities):
             for parameter, free in specification.responses[modality].free.items():
                 bounds[f"response/{modality}/{parameter}"] = free.bounds
             residual = specification.residual(modality)
@@ -135,12 +176,12 @@ class Layout:
                 bounds[f"residual_timescale/{modality}"] = residual.free.bounds
         if isinstance(specification.length_scale, FreeLengthScale):
             bounds["length_scale"] = specification.length_scale.bounds
-        shapes |= dict.fromkeys(bounds, ())
+        shapes = shapes | dict.fromkeys(bounds, ())
         bounds |= {name: (0.0, np.inf) for name in shapes if name.startswith("noise/")}
-        return cls(specification, shapes, bounds, null)
+        return cls(specification, shapes, bounds, null_features)
 
-    def checked(self, parameters: Mapping[str, object]) -> Parameters:
-        """The parameters as float64 arrays.
+    def checked(self, parameters: Mapping[str, object], *, bounded: bool = True) -> Parameters:
+        """The parameters as float64 arrays; ``bounded`` refuses values outside their bounds.
 
         Raises
         ------
@@ -158,9 +199,11 @@ class Layout:
             if not np.isfinite(value).all():
                 raise ValueError(f"Parameter {name!r}: {np.count_nonzero(~np.isfinite(value))} values are not finite.")
             lower, upper = self.bounds.get(name, (-np.inf, np.inf))
-            if not lower <= value.min(initial=np.inf) or not value.max(initial=-np.inf) <= upper:
+            if (bounded and not lower <= value.min(initial=np.inf)) or (
+                bounded and not value.max(initial=-np.inf) <= upper
+            ):
                 raise ValueError(f"Parameter {name!r}: {value} is outside its bounds ({lower:g}, {upper:g}).")
-            if name.startswith("noise/") and not value > 0.0:
+            if bounded and name.startswith("noise/") and not value > 0.0:
                 raise ValueError(f"Parameter {name!r}: a variance must be positive, found {value}.")
             out[name] = value
         return out
@@ -244,3 +287,14 @@ class Layout:
                 np.asarray(self.scalar_priors[name].log_density_gradient(value)) if sd is None else -value / sd**2
             )
         return out
+
+
+def _pair_shapes(
+    specification: Specification, participant: str, modality: str, features: int
+) -> dict[str, tuple[int, ...]]:
+    name = f"{participant}/{modality}"
+    return {
+        f"loading/{name}": (features, specification.n_factors),
+        f"offset/{name}": (features,),
+        f"noise/{name}": (),
+    }

@@ -71,7 +71,7 @@ class StateSpace:
         matern: Matern | None = None,
         length_scale_slope: bool = True,
     ) -> "StateSpace":
-        """A backend at a spacing up to ``step`` that suits the clocks, with Identity's residual variances where off it."""
+        """A backend at a spacing up to ``step`` that suits the clocks, with residual variances for Identity off it."""
         made = cls(groups, n_factors, step, matern or Matern32(), length_scale_slope=length_scale_slope).at_step(step)
         return made.with_residual(made.off_grid[0])
 

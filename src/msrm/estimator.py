@@ -1,0 +1,40 @@
+"""What every estimator shares with scikit-learn: arguments stored untouched, ``get_params``, ``set_params``, a repr."""
+
+import inspect
+from typing import Any, Self
+
+
+class Estimator:
+    """Base of the estimators: ``__init__`` stores its arguments, learned attributes end in ``_``."""
+
+    @classmethod
+    def _argument_names(cls) -> tuple[str, ...]:
+        return tuple(name for name in inspect.signature(cls.__init__).parameters if name != "self")
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments by name; ``deep`` is there for scikit-learn, arguments hold no estimators."""
+        return {name: getattr(self, name) for name in self._argument_names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Replace constructor arguments.
+
+        Raises
+        ------
+        ValueError
+            For a name that the constructor does not have.
+        """
+        known = self._argument_names()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"{type(self).__name__} has no argument {name!r}; it has {', '.join(known)}.")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self).__init__).parameters
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if value is not defaults[name].default and repr(value) != repr(defaults[name].default)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"

@@ -1,0 +1,347 @@
+"""The GP-MSRM estimator: arguments, data and parameters in, log density and gradient out (DESIGN 2, 9).
+
+This module turns constructor arguments into a :class:`~msrm.gp.parameters.Specification`, a recording into a
+:class:`~msrm.gp.likelihood.Likelihood`, and evaluates both at any point. The fit is :mod:`msrm.gp.map`.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msrm.estimator import Estimator
+from msrm.gp.backends import LIKELIHOODS, Choice, select_likelihood
+from msrm.gp.data import Key, NodeLayout, PairData, pair_data
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.parameters import FreeLengthScale, Layout, Parameters, Specification
+from msrm.gp.refinement import LikelihoodError, resolved
+from msrm.gp.terms import OrnsteinUhlenbeck, Residual
+from msrm.latent_grid import Matern, Matern12, Matern32, Matern52
+from msrm.nodes import EDGES, usable_rows
+from msrm.priors import Prior, Priors
+from msrm.recording import Recording
+from msrm.regularized.scaling import pair_scale
+from msrm.responses import Free, Response
+
+_MATERNS: dict[float, Matern] = {0.5: Matern12(), 1.5: Matern32(), 2.5: Matern52()}
+_UNIT_RANGE = 0.1, 10.0  # stream sds, in prior sds, that draw no warning
+
+
+class UnitsWarning(UserWarning):
+    """Data whose units do not meet the priors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Standardization:
+    """Mean and scale of each feature of a participant-modality, data units."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+
+class GPMSRM(Estimator):
+    """Gaussian-process multimodal shared response model.
+
+    Factors are independent Matern processes in each run, streams see them through their modality's response, and
+    ``y = b + W g(t) + e`` (DESIGN 2).
+
+    Parameters
+    ----------
+    n_factors : int
+    responses : {modality: Response}
+    length_scale : float, Free or Prior
+        Seconds; fixed, or learned under a prior.
+    edges : {"extend", "trim"}
+        Keep all rows, or those whose response lies inside the run's observed domain.
+    standardize : bool
+        Scale each feature by its training mean and sd first; parameters are then those of the standardized data.
+    priors : Priors
+    smoothness : {1.5, 0.5, 2.5}
+        Order of the Matern processes.
+    residual_timescales : {modality: float or Free}, optional
+        Seconds; Ornstein-Uhlenbeck residuals for these modalities, white ones for the others.
+    run_offsets : tuple of str
+        Modalities whose offsets vary from run to run.
+    powers : {modality: float}, optional
+        Exponents of the modalities' likelihoods.
+    likelihood : {"auto", "dense", "statespace"}
+    likelihood_tolerance : float
+        Largest error of the log likelihood, nats.
+    seed : int
+
+    Examples
+    --------
+    >>> from msrm.responses import Identity
+    >>> GPMSRM(2, {"rating": Identity()})
+    GPMSRM(n_factors=2, responses={'rating': Identity()})
+    """
+
+    def __init__(
+        self,
+        n_factors: int,
+        responses: Mapping[str, Response],
+        *,
+        length_scale: float | Free | Prior = 3.0,
+        edges: str = "extend",
+        standardize: bool = False,
+        priors: Priors = Priors(),  # noqa: B008  frozen
+        smoothness: float = 1.5,
+        residual_timescales: Mapping[str, float | Free] | None = None,
+        run_offsets: tuple[str, ...] = (),
+        powers: Mapping[str, float] | None = None,
+        likelihood: str = "auto",
+        likelihood_tolerance: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        self.n_factors = n_factors
+        self.responses = responses
+        self.length_scale = length_scale
+        self.edges = edges
+        self.standardize = standardize
+        self.priors = priors
+        self.smoothness = smoothness
+        self.residual_timescales = residual_timescales
+        self.run_offsets = run_offsets
+        self.powers = powers
+        self.likelihood = likelihood
+        self.likelihood_tolerance = likelihood_tolerance
+        self.seed = seed
+
+    @property
+    def specification(self) -> Specification:
+        """The model apart from its data, checked.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument, what was found and what is wanted.
+        """
+        _check_choices(self)
+        residuals: dict[str, Residual] = {
+            modality: OrnsteinUhlenbeck(timescale) for modality, timescale in (self.residual_timescales or {}).items()
+        }
+        return Specification(
+            self.n_factors,
+            dict(self.responses),
+            _length_scale(self.length_scale),
+            self.priors,
+            _MATERNS[float(self.smoothness)],
+            residuals,
+            {modality: float(power) for modality, power in (self.powers or {}).items()},
+            frozenset(self.run_offsets),
+        )
+
+    def log_prior(self, parameters: Mapping[str, Any]) -> float:
+        """Log prior density of the physical parameters; minus infinity outside the bounds.
+
+        Parameters
+        ----------
+        parameters : {name: array}
+            As in DESIGN 9, in raw features.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ValueError
+            For unknown names or shapes that do not fit each other.
+        """
+        layout = Layout.named(self.specification, parameters)
+        return layout.log_prior(layout.checked(parameters, bounded=False))
+
+    def log_likelihood(self, recording: Recording, parameters: Mapping[str, Any]) -> float:
+        """Latent-marginal log likelihood at any point, within ``likelihood_tolerance``.
+
+        Parameters
+        ----------
+        recording : Recording
+        parameters : {name: array}
+            As in DESIGN 9, in raw features; no fit is needed.
+
+        Returns
+        -------
+        float
+            NaN where a factorization fails; :meth:`likelihood_error` says how precise it is.
+
+        Raises
+        ------
+        ValueError
+            For parameters that do not fit the recording or lie outside their bounds.
+        """
+        return self.likelihood_error(recording, parameters).log_likelihood
+
+    def log_likelihood_and_gradient(
+        self, recording: Recording, parameters: Mapping[str, Any]
+    ) -> tuple[float, Parameters]:
+        """Log likelihood and its derivatives in every parameter.
+
+        Parameters and errors are those of :meth:`log_likelihood`.
+
+        Returns
+        -------
+        float, {name: array}
+            The gradient is that of the value returned, at the same grid spacing.
+        """
+        likelihood, checked, _ = self._at(recording, parameters)
+        return likelihood.value_and_gradient(checked)
+
+    def likelihood_error(self, recording: Recording, parameters: Mapping[str, Any]) -> LikelihoodError:
+        """The log likelihood, its value for a vanishing grid spacing, and the spacing (zero where exact)."""
+        return self._at(recording, parameters)[2]
+
+    def _at(
+        self, recording: Recording, parameters: Mapping[str, Any]
+    ) -> tuple[Likelihood, Parameters, LikelihoodError]:
+        likelihood, _ = self.prepared(recording, reduce=False)
+        checked = likelihood.layout.checked(parameters)
+        backend, error = resolved(
+            likelihood.backend,
+            lambda backend: likelihood.with_backend(backend).value(checked),
+            self.likelihood_tolerance,
+        )
+        return likelihood.with_backend(backend), checked, error
+
+    def prepared(
+        self,
+        recording: Recording,
+        *,
+        reduce: bool,
+        standardization: Mapping[Key, Standardization] | None = None,
+    ) -> tuple[Likelihood, Choice]:
+        """The likelihood of a recording as a function of parameters, on the first grid spacing.
+
+        Parameters
+        ----------
+        recording : Recording
+        reduce : bool
+            In rotated features (DESIGN 3.2), which hold all the data and no iteration pays for the others.
+        standardization : {(participant, modality): Standardization}, optional
+            Of a fitted model; by default that of the recording where ``standardize`` is set.
+
+        Returns
+        -------
+        Likelihood, Choice
+            With the backend, its name and the reason for it.
+        """
+        specification = self.specification
+        usable = usable_rows(recording, specification.responses, edges=self.edges)
+        if standardization is None:
+            standardization = self.standardization(recording)
+        pairs = []
+        for participant, modality in recording.pairs:
+            scaling = standardization.get((participant, modality))
+            made = pair_data(
+                recording,
+                usable,
+                participant,
+                modality,
+                mean=None if scaling is None else scaling.mean,
+                scale=None if scaling is None else scaling.scale,
+                reduce=reduce,
+            )
+            if made is not None:
+                pairs.append(made)
+        return likelihood_of(specification, pairs, self.likelihood)
+
+    def standardization(self, recording: Recording) -> dict[Key, Standardization]:
+        """Mean and sd of each feature where ``standardize`` is set, else nothing.
+
+        Warns
+        -----
+        UnitsWarning
+            Without ``standardize``, for streams whose units do not meet the priors.
+        """
+        out = {}
+        for participant, modality in recording.pairs:
+            streams = recording.streams(participant, modality=modality)
+            scale = pair_scale(streams)
+            if not self.standardize:
+                _warn_units(participant, modality, scale.mean, scale.sd, self.priors)
+                continue
+            lowest = np.fmin.reduce([stream.summary.minimum for stream in streams])
+            constant = np.nan_to_num(lowest, nan=0.0)
+            out[participant, modality] = Standardization(
+                np.where(scale.present, scale.mean, constant), np.where(scale.present, scale.sd, 1.0)
+            )
+        return out
+
+
+def likelihood_of(specification: Specification, pairs: list[PairData], name: str) -> tuple[Likelihood, Choice]:
+    """The likelihood of some pairs with the backend of a name."""
+    layout = NodeLayout.of(
+        pairs, specification.responses, {pair.modality: specification.residual(pair.modality) for pair in pairs}
+    )
+    scale = specification.length_scale
+    choice = select_likelihood(
+        name,
+        layout.groups,
+        specification.n_factors,
+        matern=specification.matern,
+        length_scale=scale.start if isinstance(scale, FreeLengthScale) else scale,
+        length_scale_slope=isinstance(scale, FreeLengthScale),
+    )
+    return Likelihood(specification, layout, choice.backend), choice
+
+
+def _check_choices(model: GPMSRM) -> None:
+    if not isinstance(model.n_factors, int | np.integer) or model.n_factors < 1:
+        raise ValueError(f"n_factors must be a positive integer, found {model.n_factors!r}.")
+    for modality, response in model.responses.items():
+        if not isinstance(response, Response):
+            raise TypeError(f"responses[{modality!r}] must be a response such as Identity(), found {response!r}.")
+        if response.pooling != "shared":
+            raise ValueError(
+                f"responses[{modality!r}]: GPMSRM shares a response over participants; pooling={response.pooling!r} "
+                "is available in RMSRM."
+            )
+    if model.edges not in EDGES:
+        raise ValueError(f"edges must be 'extend' or 'trim', found {model.edges!r}.")
+    if model.likelihood not in LIKELIHOODS:
+        raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, found {model.likelihood!r}.")
+    if not isinstance(model.priors, Priors):
+        raise TypeError(f"priors must be Priors(...), found {model.priors!r}.")
+    if model.smoothness not in _MATERNS:
+        raise ValueError(f"smoothness must be 0.5, 1.5 or 2.5 (Matern order), found {model.smoothness!r}.")
+    if not model.likelihood_tolerance > 0.0:
+        raise ValueError(f"likelihood_tolerance must be positive nats, found {model.likelihood_tolerance!r}.")
+    for argument in ("residual_timescales", "powers", "run_offsets"):
+        for modality in getattr(model, argument) or ():
+            if modality not in model.responses:
+                raise ValueError(f"{argument} names {modality!r}; responses has {', '.join(model.responses)}.")
+    for modality, power in (model.powers or {}).items():
+        if not (np.isfinite(power) and power > 0.0):
+            raise ValueError(f"powers[{modality!r}] must be a positive number, found {power!r}.")
+
+
+def _length_scale(value: float | Free | Prior) -> float | FreeLengthScale:
+    if isinstance(value, Free):
+        if not value.bounds[0] > 0.0:
+            raise ValueError(f"length_scale: bounds must be positive seconds, found {value.bounds}.")
+        return FreeLengthScale(value.start, value.bounded_prior)
+    if isinstance(value, Prior):
+        if value.lower < 0.0:
+            raise ValueError(f"length_scale: {value} reaches below zero; use LogNormal, or .bounded(lower, upper).")
+        return FreeLengthScale(float(value.quantile(0.5)), value)
+    if not (isinstance(value, int | float) and np.isfinite(value) and value > 0.0):
+        raise ValueError(f"length_scale must be positive seconds, Free or a prior, found {value!r}.")
+    return float(value)
+
+
+def _warn_units(participant: str, modality: str, mean: np.ndarray, sd: np.ndarray, priors: Priors) -> None:
+    if not np.isfinite(sd).any():
+        return
+    spread = float(np.nanmedian(sd)) / priors.loading_sd
+    level = float(np.nanmedian(np.abs(mean))) / priors.offset_sd
+    low, high = _UNIT_RANGE
+    if low <= spread <= high and level <= high:
+        return
+    warnings.warn(
+        f"{modality!r} of {participant}: features have a median sd of {spread:.3g} prior sds of a loading and a median "
+        f"level of {level:.3g} prior sds of an offset. Use standardize=True, rescale the data, or widen Priors.",
+        UnitsWarning,
+        stacklevel=4,
+    )
