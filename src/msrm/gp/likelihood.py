@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from msrm.gp.data import NodeLayout, PairData
+from msrm.gp.data import NodeLayout, PairData, PairRows
 from msrm.gp.parameters import Layout, Parameters, Specification
 from msrm.gp.terms import OrnsteinUhlenbeck
 from msrm.nodes import Backend, Evidence, GroupStatistics
@@ -51,11 +51,17 @@ class Likelihood:
 
     def value_and_gradient(self, parameters: Parameters) -> tuple[float, Parameters]:
         """Log likelihood and its derivatives, named like the parameters; NaN where a factorization fails."""
+        return self.value_gradient_moments(parameters)[:2]
+
+    def value_gradient_moments(
+        self, parameters: Parameters
+    ) -> tuple[float, Parameters, dict[tuple[str, str], "PairMoments"]]:
+        """:meth:`value_and_gradient` and what each pair's loadings see of the latents."""
         summed = self.summed(parameters)
         evidence = {run: self._evidence(run, parameters, summed, True) for run in self.runs}
         value = summed.constant + sum(one.log_evidence for one in evidence.values())
         if not np.isfinite(value):
-            return np.nan, {name: np.full(shape, np.nan) for name, shape in self.layout.shapes.items()}
+            return np.nan, {name: np.full(shape, np.nan) for name, shape in self.layout.shapes.items()}, {}
         gradient = {name: np.zeros(shape) for name, shape in self.layout.shapes.items()}
         for run, one in evidence.items():
             for modality, slopes in one.response_gradient.items():
@@ -65,9 +71,16 @@ class Likelihood:
                 gradient["length_scale"] += one.length_scale_gradient
             for modality, on_nodes in one.coefficient_gradient.items():
                 self._add_timescale(gradient, parameters, run, modality, on_nodes)
-        for pair in self.nodes.pairs:
-            self._add_pair(gradient, parameters, pair, summed, evidence)
-        return value, gradient
+        moments = {pair.key: self._add_pair(gradient, parameters, pair, summed, evidence) for pair in self.nodes.pairs}
+        return value, gradient, moments
+
+    def node_means(self, parameters: Parameters) -> dict[tuple[str, str], np.ndarray] | None:
+        """E[g] (node, K) by run and modality, or None where a factorization fails."""
+        summed = self.summed(parameters)
+        evidence = {run: self._evidence(run, parameters, summed, True) for run in self.runs}
+        if not all(one.ok for one in evidence.values()):
+            return None
+        return {(run, modality): mean for run, one in evidence.items() for modality, mean in one.mean.items()}
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -154,7 +167,7 @@ class Likelihood:
     def _centred(
         self, pair: PairData, parameters: Mapping[str, np.ndarray]
     ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Blocks of coordinates: slice, data less offsets (row, .), whitened entries (entry, .) that are 0 where missing."""
+        """Blocks of coordinates: slice, data less offsets (row, .), whitened entries (entry, .), 0 where missing."""
         rows, offset, mask = self.nodes.rows[pair.key], parameters[_name("offset", pair)], self._mask(pair)
         residual = self.specification.residual(pair.modality)
         for span, values in pair:
@@ -189,8 +202,8 @@ class Likelihood:
         pair: PairData,
         summed: "Summed",
         evidence: Mapping[str, Evidence],
-    ) -> None:
-        """Derivatives in a pair's loading, offset, noise, run offsets, and its data's in the residual timescale."""
+    ) -> "PairMoments":
+        """Moments of a pair; adds the derivatives in its parameters, and its data's in the residual timescale."""
         rows, mask, scale = self.nodes.rows[pair.key], self._mask(pair), self._scale(pair, parameters)
         loading, size = parameters[_name("loading", pair)], self.specification.n_factors
         means, spread = np.zeros((len(rows.current), size)), np.zeros((len(pair.patterns), size, size))
@@ -224,6 +237,7 @@ class Likelihood:
         name = f"residual_timescale/{pair.modality}"
         if name in gradient:
             gradient[name] += self._entries_timescale(pair, parameters, on_weights)
+        return _pair_moments(pair, rows, scale, scalars, means, spread, weights)
 
     def _entry_weights(self, pair: PairData, parameters: Mapping[str, np.ndarray]) -> np.ndarray | None:
         residual = self.specification.residual(pair.modality)
@@ -251,6 +265,57 @@ class Likelihood:
             timescale = self.specification.timescale_of(parameters, modality)
             slopes = residual.coefficient_slopes(self.nodes.gaps[run, modality], timescale)
             gradient[name] += float(np.sum(on_nodes * slopes))
+
+
+@dataclass(frozen=True, eq=False)
+class PairMoments:
+    """What the loadings of a pair see: second moments of [g 1] over its observations.
+
+    Attributes
+    ----------
+    gram : (K + 1, K + 1)
+        Expected sum of [g 1]'[g 1] over the entries of the pair.
+    share : (coordinate,)
+        Entries in which a coordinate is observed, as a share of all.
+    scale : float
+        Precision of a scalar, 1/v times the power.
+    scalars : float
+        Observations, null features included.
+    run_rows : {run: float}
+        Summed squared weights of the constant in each run's entries.
+    """
+
+    gram: np.ndarray
+    share: np.ndarray
+    scale: float
+    scalars: float
+    run_rows: dict[str, float]
+
+
+def _pair_moments(
+    pair: PairData,
+    rows: PairRows,
+    scale: float,
+    scalars: float,
+    means: np.ndarray,
+    spread: np.ndarray,
+    weights: np.ndarray | None,
+) -> PairMoments:
+    ones = np.ones(len(means)) if weights is None else weights.sum(axis=1)
+    seen = np.column_stack([means, ones])
+    gram = seen.T @ seen
+    features = np.bincount(pair.pattern, minlength=len(pair.patterns)).astype(float)
+    counts = rows.present.sum(axis=1) / max(len(means), 1)
+    # Patterns see different rows: their spread is scaled back to all of them before it is averaged.
+    weight = features / features.sum()
+    gram[:-1, :-1] += np.tensordot(weight / np.maximum(counts, 1.0 / max(len(means), 1)), spread, 1)
+    return PairMoments(
+        gram,
+        counts[pair.pattern],
+        scale,
+        scalars,
+        {run: float(ones[entry] @ ones[entry]) for run, (entry, _) in rows.runs.items()},
+    )
 
 
 @dataclass(frozen=True, eq=False)

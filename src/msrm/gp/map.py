@@ -1,0 +1,345 @@
+"""The MAP of GP-MSRM: a race of starts on a coarse grid, then the winner on a grid as fine as its likelihood needs.
+
+Every start takes a few EM steps, then whitened quasi-Newton steps with real bounds (:mod:`msrm.gp.ascent`,
+:mod:`msrm.regularized.solver`). Starts that fall behind, or fall into the basin of a better one, are left where they
+are; the rest are run to convergence. The winner goes on at the spacing that :mod:`msrm.gp.refinement` asks for, until
+the error measured at its end is within the tolerance (DESIGN 5).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from msrm.gp.ascent import Ascent, MapPoint, expectation_steps
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.parameters import Parameters
+from msrm.gp.refinement import LikelihoodError, resolved
+from msrm.gp.starts import Start
+from msrm.nodes import Backend
+from msrm.regularized.solver import Outcome, minimize
+from msrm.runtime import progress
+
+_EM_STEPS = 6
+_HEATS = (12, 30)  # iterations before the first and the second look at the field
+_BEHIND = 200.0  # nats by which a start may trail after the heats and still be run to its end
+_SAME = 0.02  # of a scalar's range (or value): closer ends are one basin
+_RIVAL = 10.0  # nats within which another basin is worth a warning
+_COARSE_TOLERANCE = 1e-4  # nats that the coarse search may leave
+_STAGES = 3  # refinements after which the error is reported as it is
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """How one start fared.
+
+    Attributes
+    ----------
+    name : str
+    first, last : float
+        Objective at the start and where it was left.
+    n_iter, n_evaluations : int
+    status : str
+        ``"best"``, or why it was left.
+    scalars : {name: float}
+        Response parameters, timescales and length scale where it was left.
+    """
+
+    name: str
+    first: float
+    last: float
+    n_iter: int
+    n_evaluations: int
+    status: str
+    scalars: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class MapResult:
+    """The maximum found and the evidence that it is one.
+
+    Attributes
+    ----------
+    point : MapPoint
+    likelihood : Likelihood
+        On the final grid.
+    error : LikelihoodError
+    converged : bool
+    reason : str
+    decrement : float
+        Newton decrement of the projected gradient, nats.
+    n_iter, n_evaluations : int
+        Over all starts and grids.
+    starts : tuple of StartRecord
+    at_bounds : tuple of str
+    history : (iteration,)
+        Objective of the winner after every accepted step; it falls within a grid.
+    """
+
+    point: MapPoint
+    likelihood: Likelihood
+    error: LikelihoodError
+    converged: bool
+    reason: str
+    decrement: float
+    n_iter: int
+    n_evaluations: int
+    starts: tuple[StartRecord, ...]
+    at_bounds: tuple[str, ...]
+    history: np.ndarray
+
+
+@dataclass
+class _Runner:
+    start: Start
+    point: MapPoint | None
+    first: float
+    outcome: Outcome[MapPoint] | None = None
+    n_iter: int = 0
+    n_evaluations: int = 0
+    history: list[float] = field(default_factory=list)
+    status: str = ""
+
+    @property
+    def value(self) -> float:
+        return np.inf if self.point is None else self.point.value
+
+
+def maximize(
+    likelihood: Likelihood,
+    starts: Sequence[Callable[[], Sequence[Start]]],
+    *,
+    tolerance: float,
+    likelihood_tolerance: float,
+    max_iter: int,
+    show: bool | None = None,
+) -> MapResult:
+    """The MAP from several starts.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        On the coarse grid where the search begins.
+    starts : sequence of callable
+        Each makes some starts; made one after another, so that an interrupt keeps what there is.
+    tolerance : float
+        Newton decrement of the projected gradient at which the search has converged, nats.
+    likelihood_tolerance : float
+        Error of the log likelihood that the final grid may have, nats.
+    max_iter : int
+        Iterations of one start, over all grids.
+    show : bool, optional
+        Progress bar; on a terminal by default.
+
+    Raises
+    ------
+    ValueError
+        If the objective is not finite at any start; the message names the term.
+    """
+    with progress(max_iter, desc="MAP", enabled=show) as bar:
+        search = _Search(likelihood, max_iter, bar)
+        try:
+            for make in starts:
+                search.enter(make())
+            search.race(max(tolerance, _COARSE_TOLERANCE))
+        except KeyboardInterrupt:
+            search.interrupted = True
+        best = search.best()
+        return _finished(search, best, tolerance, likelihood_tolerance)
+
+
+class _Search:
+    """Starts on their way."""
+
+    def __init__(self, likelihood: Likelihood, max_iter: int, bar: Any) -> None:
+        self.likelihood, self.max_iter, self.bar = likelihood, max_iter, bar
+        self.runners: list[_Runner] = []
+        self.interrupted = False
+
+    def enter(self, starts: Sequence[Start]) -> None:
+        for start in starts:
+            ascent = Ascent(self.likelihood)
+            point = ascent.point(ascent.packed(start.parameters))
+            first = np.inf if point is None else point.value
+            self.runners.append(_Runner(start, point, first, status="" if point else "not finite at the start"))
+
+    def race(self, tolerance: float) -> None:
+        for runner in self.alive():
+            assert runner.point is not None
+            runner.point = expectation_steps(runner.point, _EM_STEPS)
+            runner.n_evaluations += _EM_STEPS
+            with_curvature = runner.point.ascent.with_curvature(runner.point)
+            runner.n_evaluations += len(with_curvature.scalars)
+            runner.point = replace(runner.point, ascent=with_curvature)
+        for limit in (*_HEATS, self.max_iter):
+            for runner in self.alive():
+                self.run(runner, limit, tolerance)
+            self.judge(final=limit == self.max_iter)
+
+    def alive(self) -> list[_Runner]:
+        return [runner for runner in self.runners if not runner.status]
+
+    def run(self, runner: _Runner, limit: int, tolerance: float) -> None:
+        """Continue a start up to a number of iterations."""
+        if runner.point is None or (runner.outcome is not None and runner.outcome.converged):
+            return
+        lower, upper = runner.point.ascent.bounds
+        outcome = minimize(
+            runner.point.ascent.point,
+            runner.point,
+            lower,
+            upper,
+            max_iter=limit - runner.n_iter,
+            tol=tolerance / max(abs(runner.point.value), 1.0),
+            watch=lambda point: self.show(runner.start.name, point),
+        )
+        runner.outcome, runner.point = outcome, outcome.point
+        runner.n_iter += outcome.n_iter
+        runner.n_evaluations += outcome.n_evaluations
+        runner.history += outcome.history
+        if outcome.reason == "it was interrupted":
+            raise KeyboardInterrupt
+
+    def show(self, name: str, point: MapPoint) -> None:
+        self.bar.update(1)
+        slope = float(np.sqrt(max(point.gradient @ point.inverse_metric(point.gradient), 0.0)))
+        self.bar.set_postfix_str(f"{name}: objective {point.value:.3f}, gradient {slope:.2g}")
+
+    def judge(self, *, final: bool) -> None:
+        """Leave starts that trail or that share the basin of a better one."""
+        field_ = sorted(self.alive(), key=lambda runner: runner.value)
+        for i, runner in enumerate(field_[1:], start=1):
+            ahead = [better for better in field_[:i] if not better.status]
+            same = next((better for better in ahead if _same_basin(runner, better)), None)
+            if same is not None:
+                runner.status = f"joins the basin of {same.start.name!r}"
+            elif runner.value > field_[0].value + _BEHIND and not final:
+                runner.status = f"left {runner.value - field_[0].value:.0f} nats behind {field_[0].start.name!r}"
+
+    def best(self) -> _Runner:
+        ready = [runner for runner in self.runners if runner.point is not None]
+        if not ready:
+            self.fail()
+        return min(ready, key=lambda runner: runner.value)
+
+    def fail(self) -> None:
+        if not self.runners:
+            raise KeyboardInterrupt
+        start = self.runners[0].start
+        reason = self.likelihood.diagnostic(start.parameters) or "the log prior or a gradient is not finite there"
+        raise ValueError(
+            f"The objective is not finite at any of {len(self.runners)} starts. At {start.name!r}: {reason}."
+        )
+
+
+def _same_basin(first: _Runner, second: _Runner) -> bool:
+    a, b = first.point, second.point
+    if a is None or b is None or not a.ascent.scalars:
+        return a is not None and b is not None and abs(a.value - b.value) < 1.0
+    lower, upper = a.ascent.bounds
+    for name in a.ascent.scalars:
+        at = a.ascent.layout.slices[name].start
+        room = upper[at] - lower[at]
+        if abs(a.x[at] - b.x[at]) > _SAME * (room if np.isfinite(room) else abs(a.x[at])):
+            return False
+    return True
+
+
+def _finished(search: _Search, best: _Runner, tolerance: float, likelihood_tolerance: float) -> MapResult:
+    """The winner on the grid its likelihood needs, with the evidence."""
+    point = best.point
+    assert point is not None
+    reason, decrement, converged = "it was interrupted", np.inf, False
+    likelihood, error = search.likelihood, None
+    try:
+        for _ in range(_STAGES):
+            if search.interrupted:
+                break
+            parameters = point.parameters
+            value = partial(_value_on, likelihood, parameters)
+            backend, error = resolved(likelihood.backend, value, likelihood_tolerance)
+            if converged and _same_grid(backend, likelihood.backend):
+                break
+            likelihood = likelihood.with_backend(backend)
+            ascent = point.ascent.on(likelihood)
+            again = ascent.point(point.x)
+            if again is None:
+                reason = f"not finite on the finer grid: {likelihood.diagnostic(parameters)}"
+                break
+            best.point = again
+            best.outcome = None
+            search.run(best, search.max_iter, tolerance)
+            outcome = best.outcome
+            assert outcome is not None
+            point, converged, reason = outcome.point, outcome.converged, outcome.reason
+            decrement = outcome.decrement * max(abs(point.value), 1.0)
+    except KeyboardInterrupt:
+        search.interrupted = True
+        point = best.point or point
+    if error is None or search.interrupted:
+        error = LikelihoodError(np.nan, np.nan, getattr(likelihood.backend, "step", 0.0))
+        converged, reason = False, "it was interrupted"
+    best.status = "best"
+    best.point = point
+    _warn_of_rivals(search, best)
+    return MapResult(
+        point,
+        point.ascent.likelihood,
+        error,
+        converged,
+        reason,
+        float(decrement),
+        sum(runner.n_iter for runner in search.runners),
+        sum(runner.n_evaluations for runner in search.runners),
+        tuple(_record(runner) for runner in search.runners),
+        _at_bounds(point),
+        np.array(best.history),
+    )
+
+
+def _value_on(likelihood: Likelihood, parameters: Parameters, backend: Backend) -> float:
+    return likelihood.with_backend(backend).value(parameters)
+
+
+def _same_grid(first: Backend, second: Backend) -> bool:
+    return (getattr(first, "step", 0.0), getattr(first, "residual", None)) == (
+        getattr(second, "step", 0.0),
+        getattr(second, "residual", None),
+    )
+
+
+def _record(runner: _Runner) -> StartRecord:
+    scalars: dict[str, float] = {}
+    if runner.point is not None:
+        scalars = {name: float(runner.point.parameters[name]) for name in runner.point.ascent.scalars}
+    status = runner.status or "another basin"
+    return StartRecord(
+        runner.start.name, runner.first, runner.value, runner.n_iter, runner.n_evaluations, status, scalars
+    )
+
+
+def _at_bounds(point: MapPoint) -> tuple[str, ...]:
+    lower, upper = point.ascent.bounds
+    out = []
+    for name in point.ascent.scalars:
+        at = point.ascent.layout.slices[name].start
+        for side, bound in (("lower", lower[at]), ("upper", upper[at])):
+            if point.x[at] == bound:
+                out.append(f"{name} at its {side} bound {bound:g}")
+    return tuple(out)
+
+
+def _warn_of_rivals(search: _Search, best: _Runner) -> None:
+    for runner in search.runners:
+        near = runner is not best and not runner.status and runner.value < best.value + _RIVAL
+        if near and not _same_basin(runner, best):
+            record = _record(runner)
+            scalars = ", ".join(f"{name} {value:.3g}" for name, value in record.scalars.items())
+            warnings.warn(
+                f"Start {runner.start.name!r} ends in another basin only {runner.value - best.value:.1f} nats away "
+                f"({scalars}). Report both, or sample the posterior.",
+                stacklevel=2,
+            )
