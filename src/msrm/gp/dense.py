@@ -1,0 +1,233 @@
+"""The dense likelihood: the covariance of a run's nodes, factored whole (DESIGN 4). Exact; the reference for the other.
+
+With ``D = L L'`` block diagonal, C the covariance of the node functionals and ``M = I + L' (C (x) I_K) L``,
+
+    log evidence = h' (C (x) I - (C (x) I) L M^-1 L' (C (x) I)) h / 2 - log|M| / 2,
+
+so that loadings of zero and D of any rank need no special case. Derivatives in C go through ``S = L M^-1 L'`` and
+``a = h - D E[g]``: d/dC = sum over factors of (a a' - S) / 2. Memory is five
+matrices of order nodes x K, time its cube.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from msrm.gp.covariance import cross_covariance
+
+from msrm.gp.cholesky import factorize
+from msrm.latent_grid import Matern, Matern32
+from msrm.nodes import Evidence, GroupStatistics, NodeGroup
+
+Values = Mapping[str, Mapping[str, float]]
+_LAG_DIGITS = 9  # lags closer than 1e-9 s are one lag; times are given in seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """The dense backend: node groups by run.
+
+    Attributes
+    ----------
+    groups : {run: {modality: NodeGroup}}
+    n_factors : int
+    matern : Matern
+    length_scale_slope : bool
+        Whether :class:`Evidence` carries the length scale's derivative.
+    """
+
+    groups: Mapping[str, Mapping[str, NodeGroup]]
+    n_factors: int
+    matern: Matern = field(default_factory=Matern32)
+    length_scale_slope: bool = True
+
+    @cached_property
+    def _lags(self) -> dict[str, dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]]:
+        """Distinct time differences of each pair of modalities, and which of them a pair of times has."""
+        out: dict[str, dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]] = {}
+        for run, groups in self.groups.items():
+            names = list(groups)
+            out[run] = {
+                (a, b): distinct_lags(groups[a].times, groups[b].times) for i, a in enumerate(names) for b in names[i:]
+            }
+        return out
+
+    def evidence(
+        self,
+        run: str,
+        response_values: Values,
+        length_scale: float,
+        statistics: Mapping[str, GroupStatistics],
+        gradient: bool = True,
+    ) -> Evidence:
+        """Log evidence of one run and its derivatives (:class:`msrm.nodes.Backend`)."""
+        blocks = self._covariance(run, response_values, length_scale, gradient)
+        mixing = {name: _mixing(group, statistics[name]) for name, group in self.groups[run].items()}
+        base = _assembled({pair: block.values for pair, block in blocks.items()}, list(mixing))
+        mix = _block_diagonal([mixing[name] for name in mixing])
+        covariance = base if mix is None else mix @ base @ mix.T
+        size = self.n_factors
+        roots = np.concatenate([_roots(statistics[name])[statistics[name].index] for name in mixing])
+        information = np.concatenate([statistics[name].information for name in mixing])
+        order = len(roots) * size
+        inner = np.einsum("ji,jka,ikb->jaib", covariance, roots, roots, optimize=True).reshape(order, order)
+        inner[np.diag_indices(order)] += 1.0
+        factor = factorize(inner, copies=3.0, overwrite=True)
+        if not factor.ok:
+            return Evidence.failed(factor.diagnostic)
+        prior_mean = covariance @ information
+        reduced = factor.whiten(np.einsum("jka,jk->ja", roots, prior_mean).ravel())
+        log_evidence = 0.5 * float(np.sum(information * prior_mean) - reduced @ reduced - factor.log_determinant)
+        if not np.isfinite(log_evidence):
+            return Evidence.failed("the log evidence is not finite")
+        if not gradient:
+            return Evidence(log_evidence)
+        pulled = factor.whiten(reduced, transpose=True).reshape(len(roots), size)
+        score = information - np.einsum("jka,ja->jk", roots, pulled)
+        mean = covariance @ score
+        middle = np.einsum(
+            "jka,jaib,ilb->kjli",
+            roots,
+            factor.inverse().reshape(len(roots), size, len(roots), size),
+            roots,
+            optimize=True,
+        )
+        second = _second_moments(covariance, middle, mean)
+        on_covariance = 0.5 * (score @ score.T - np.einsum("kjki->ji", middle))
+        on_base = on_covariance if mix is None else mix.T @ on_covariance @ mix
+        on_mix = None if mix is None else 2.0 * on_covariance @ mix @ base
+        return self._collected(log_evidence, statistics, run, blocks, mean, second, on_base, on_mix)
+
+    def _covariance(
+        self, run: str, values: Values, length_scale: float, gradient: bool
+    ) -> "dict[tuple[str, str], _Block]":
+        groups, out = self.groups[run], {}
+        for (a, b), (lags, index) in self._lags[run].items():
+            table, slopes = cross_covariance(
+                groups[a].response,
+                values.get(a),
+                groups[b].response,
+                values.get(b),
+                lags,
+                length_scale=length_scale,
+                matern=self.matern,
+                gradient=gradient,
+            )
+            out[a, b] = _Block(table[index], index, slopes)
+        return out
+
+    def _collected(
+        self,
+        log_evidence: float,
+        statistics: Mapping[str, GroupStatistics],
+        run: str,
+        blocks: "dict[tuple[str, str], _Block]",
+        mean: np.ndarray,
+        second: np.ndarray,
+        on_base: np.ndarray,
+        on_mix: np.ndarray | None,
+    ) -> Evidence:
+        """Node results by modality, and the derivative in C pulled back to responses and length scale."""
+        groups = self.groups[run]
+        nodes = _slices({name: group.n_nodes for name, group in groups.items()})
+        times = _slices({name: len(group.times) for name, group in groups.items()})
+        moments, coefficients = {}, {}
+        for name, group in groups.items():
+            moments[name] = np.zeros(statistics[name].precision.shape)
+            np.add.at(moments[name], statistics[name].index, second[nodes[name]])
+            if on_mix is not None and group.pairs is not None:
+                coefficients[name] = np.take_along_axis(on_mix[nodes[name], times[name]], group.pairs, axis=1)
+        slopes: dict[str, dict[str, float]] = {
+            name: dict.fromkeys(group.response.free, 0.0) for name, group in groups.items()
+        }
+        length_scale = 0.0
+        for (a, b), block in blocks.items():
+            each = on_base[times[a], times[b]] * (1.0 if a == b else 2.0)
+            lags = int(block.index.max()) + 1
+            by_lag = np.bincount(block.index.ravel(), each.ravel(), minlength=lags)
+            for (side, parameter), slope in block.slopes.items():
+                value = float(by_lag @ slope)
+                if side == "length_scale":
+                    length_scale += value
+                else:
+                    slopes[a if side == "a" else b][parameter] += value
+        return Evidence(
+            log_evidence,
+            True,
+            "",
+            {name: mean[nodes[name]] for name in groups},
+            moments,
+            slopes,
+            length_scale if self.length_scale_slope else 0.0,
+            coefficients,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Covariance between the times of two modalities, by distinct lag."""
+
+    values: np.ndarray
+    index: np.ndarray
+    slopes: dict[tuple[str, str], np.ndarray]
+
+
+def distinct_lags(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct values of ``first[j] - second[i]`` (lag,), and which of them each pair has (first, second)."""
+    lags = first[:, None] - second[None, :]
+    _, where, index = np.unique(np.round(lags, _LAG_DIGITS), return_index=True, return_inverse=True)
+    return lags.ravel()[where], index.reshape(lags.shape)
+
+
+def _slices(counts: dict[str, int]) -> dict[str, slice]:
+    stops = np.cumsum(list(counts.values()))
+    return {
+        name: slice(int(stop) - count, int(stop)) for (name, count), stop in zip(counts.items(), stops, strict=True)
+    }
+
+
+def _assembled(blocks: dict[tuple[str, str], np.ndarray], names: list[str]) -> np.ndarray:
+    rows = [[blocks[a, b] if (a, b) in blocks else blocks[b, a].T for b in names] for a in names]
+    return np.block(rows)
+
+
+def _mixing(group: NodeGroup, statistics: GroupStatistics) -> np.ndarray | int:
+    """Nodes as combinations of the functionals at the group's times (node, time); a count where they are the same."""
+    if group.pairs is None or statistics.coefficients is None:
+        return len(group.times)
+    mix = np.zeros((group.n_nodes, len(group.times)))
+    np.add.at(mix, (np.arange(group.n_nodes)[:, None], group.pairs), statistics.coefficients)
+    return mix
+
+
+def _block_diagonal(blocks: list[np.ndarray | int]) -> np.ndarray | None:
+    if all(isinstance(block, int) for block in blocks):
+        return None
+    dense = [np.eye(block) if isinstance(block, int) else block for block in blocks]
+    out = np.zeros((sum(len(block) for block in dense), sum(block.shape[1] for block in dense)))
+    row = column = 0
+    for block in dense:
+        out[row : row + block.shape[0], column : column + block.shape[1]] = block
+        row, column = row + block.shape[0], column + block.shape[1]
+    return out
+
+
+def _roots(statistics: GroupStatistics) -> np.ndarray:
+    """L with ``L L' = D`` of each distinct D (P, K, K), of any rank."""
+    values, vectors = np.linalg.eigh(statistics.precision)
+    return vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+
+
+def _second_moments(covariance: np.ndarray, middle: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """E[g g'] of every node (node, K, K): prior covariance less what the data take, plus the means' products."""
+    size = mean.shape[1]
+    out = mean[:, :, None] * mean[:, None, :]
+    out[:, np.arange(size), np.arange(size)] += covariance.diagonal()[:, None]
+    for i in range(size):
+        for k in range(i + 1):
+            taken = np.einsum("ji,ji->j", covariance @ middle[i, :, k, :], covariance)
+            out[:, i, k] -= taken
+            if i != k:
+                out[:, k, i] -= taken
+    return out
