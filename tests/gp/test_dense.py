@@ -1,0 +1,41 @@
+"""The dense likelihood against the reference answers, numerical integration of the nodes' density, and differences."""
+
+import numpy as np
+import pytest
+
+import msrm
+from msrm.gp import GPMSRM
+
+
+def responses_of(row):
+    """The responses that shared/reference/gp.json was made with."""
+    return {
+        "brain": msrm.Identity(),
+        "rating": msrm.Gaussian(width=0.6, lag=msrm.Free(0.0, bounds=(-1.5, 1.5), prior=msrm.Normal(0.5, 1.0))),
+        "physiology": msrm.Gaussian(
+            width=msrm.Free(0.6, bounds=(0.3, 1.0), prior=msrm.LogNormal(float(np.log(0.6)), 0.5)),
+            lag=msrm.Free(0.5, bounds=(-1.0, 2.0), prior=msrm.Normal(0.5, 1.0)),
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def rows(reference):
+    return {(row["recording"], row["n_factors"]): row for row in reference("gp.json")}
+
+
+@pytest.mark.parametrize("recording", ["complete", "masked"])
+@pytest.mark.parametrize("n_factors", [1, 2, 3])
+def test_dense_reproduces_the_reference_likelihood_gradient_and_prior(reference, rows, recording, n_factors):
+    row = rows[recording, n_factors]
+    data = msrm.Recording.from_dict(reference(f"{recording}.npz"))
+    model = GPMSRM(n_factors, responses_of(row), length_scale=row["length_scale"], edges="trim", likelihood="dense")
+    value, gradient = model.log_likelihood_and_gradient(data, row["parameters"])
+    assert value == pytest.approx(row["log_likelihood"], rel=1e-10)
+    # Relative to the gradient's largest entry: single entries cancel.
+    scale = max(np.abs(wanted).max() for wanted in row["log_likelihood_gradient"].values())
+    for name, wanted in row["log_likelihood_gradient"].items():
+        np.testing.assert_allclose(gradient[name], wanted, rtol=1e-8, atol=1e-8 * scale, err_msg=name)
+    prior = model.log_prior(row["parameters"])
+    # The reference truncates one loading to be positive at one factor: log 2.
+    assert prior + (np.log(2.0) if n_factors == 1 else 0.0) == pytest.approx(row["log_prior"], abs=1e-9)
