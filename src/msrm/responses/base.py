@@ -202,6 +202,10 @@ class Response:
     def _gain_gradient(self, v: Values) -> Values:
         raise NotImplementedError
 
+    def _resolution(self, v: Values) -> float:
+        """Length over which twelve Gauss points resolve h away from its onset, seconds."""
+        raise NotImplementedError
+
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
         """Weights (phase, cell, point) of a Gauss rule and their derivatives in the free parameters."""
         raise NotImplementedError

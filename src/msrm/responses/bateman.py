@@ -173,6 +173,9 @@ class Bateman(Response):
         _, in_decay, in_rise = self._exponentials(v).masses(_LENGTH)
         return {"rise": float(in_rise), "decay": float(in_decay), "lag": 0.0}
 
+    def _resolution(self, v: Values) -> float:
+        return _RESOLUTION * min(v["rise"], v["decay"])
+
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
         return self._weights(cells, v, boundary=True)
 
@@ -182,7 +185,7 @@ class Bateman(Response):
     def _weights(self, cells: Cells, v: Values, *, boundary: bool) -> tuple[Array, dict[str, Array]]:
         exponentials = self._exponentials(v)
         count = 3 if {"rise", "decay"} & self.free.keys() else 1
-        panels = int(np.ceil(cells.step / (_RESOLUTION * min(v["rise"], v["decay"]))))
+        panels = int(np.ceil(cells.step / self._resolution(v)))
         out = exponentials.cell_weights(cells, count, panels)
         cells.set_cut_cells(out, lambda u: exponentials.at(u - cells.low, count), panels)
         slopes = dict(zip(("decay", "rise"), out[1:], strict=False))

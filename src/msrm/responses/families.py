@@ -53,6 +53,9 @@ class Identity(Response):
 
     curve_gradient = curve  # type: ignore[assignment]
 
+    def _resolution(self, v: Values) -> float:
+        return np.inf
+
     def _gain(self, v: Values) -> float:
         return 1.0
 
@@ -104,8 +107,11 @@ class Gaussian(Response):
     def _gain_gradient(self, v: Values) -> Values:
         return {"lag": 0.0, "width": 0.5 * self._gain(v) / v["width"]}
 
+    def _resolution(self, v: Values) -> float:
+        return _GAUSSIAN_RESOLUTION * v["width"]
+
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
-        w = cells.weights(lambda u: self._curve(u, v), _GAUSSIAN_RESOLUTION * v["width"])
+        w = cells.weights(lambda u: self._curve(u, v), self._resolution(v))
         return w, self._derivatives(cells, w, v, cells.edge_values(lambda u: self._curve(u, v)) if self.free else None)
 
     def _hat_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
@@ -191,6 +197,10 @@ class Sampled(Response):
 
     def _gain_gradient(self, v: Values) -> Values:
         return {}
+
+    def _resolution(self, v: Values) -> float:
+        # What is left of a knot after two integrations is a corner of high order: a quarter of the spacing is ample.
+        return max(float(np.diff(self.lags).min()) / 4, 0.1)
 
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
         # Pieces end at every knot and every cell edge, so the curve is linear in each and Gauss points are exact.

@@ -21,7 +21,7 @@ from scipy.special import digamma, gammainc, gammaincc, gammainccinv
 
 from msrm.responses.base import Free, Response, Values
 from msrm.responses.cells import Array, Cells
-from msrm.responses.onset import gamma_curves, gamma_weights
+from msrm.responses.onset import PANEL, gamma_curves, gamma_weights
 
 __all__ = ["DoubleGamma", "Gamma"]
 
@@ -143,6 +143,9 @@ class _GammaSum(Response):
             + norm.log_slopes.get(name, 0.0) * gain
             for name, slope in slopes.items()
         }
+
+    def _resolution(self, v: Values) -> float:
+        return PANEL * min(part.scale for part in self._parts(v))
 
     def _cell_weights(self, cells: Cells, v: Values) -> tuple[Array, dict[str, Array]]:
         def at_edges(part: _Part) -> Array:

@@ -14,11 +14,12 @@ from scipy.special import gammaln
 
 from msrm.responses.cells import Array, Cells, Index, legendre, unit_gauss
 
-__all__ = ["gamma_curves", "gamma_weights"]
+__all__ = ["PANEL", "gamma_curves", "gamma_weights"]
 
 # Exponential and Lagrange polynomials (degree 11) together: 28 points leave 1e-16 over two scales.
 _ORDER = 28
-_PANEL = 2.0
+# Panel length in scales.
+PANEL = 2.0
 _TINY = 1e-300
 
 
@@ -60,8 +61,8 @@ def gamma_weights(cells: Cells, shape: float, scale: float, *, log: bool) -> Arr
     def curves(u: Array) -> Array:
         return gamma_curves(u - cells.low, shape, scale, log)
 
-    out = cells.weights(curves, _PANEL * scale)
-    panels = int(np.ceil(cells.step / (_PANEL * scale)))
+    out = cells.weights(curves, PANEL * scale)
+    panels = int(np.ceil(cells.step / (PANEL * scale)))
     rows, last = np.arange(len(cells.top)), cells.last
     before = np.maximum(last - 1, 0)
     limit = cells.high - cells.low
