@@ -272,9 +272,9 @@ class TestWarnings:
             recording = Recording.from_dict({"p1": data(2), "p2": {**data(2)}})
         messages = [str(w.message) for w in caught]
         assert messages == [
-            "2 features are missing in all runs: 1 in 'rating' of p1 (8); 1 in 'rating' of p2 (8).",
+            "2 features are missing in all runs: 1 in 'rating' of p1 (8); 1 in 'rating' of p2 (8)",
             "14 features are constant over all runs: 7 in 'rating' of p1 (1, 2, 3, 4, 5 and 2 more); "
-            "7 in 'rating' of p2 (1, 2, 3, 4, 5 and 2 more).",
+            "7 in 'rating' of p2 (1, 2, 3, 4, 5 and 2 more)",
         ]
         assert all(w.filename == __file__ for w in caught)
         assert recording.features("p1", "rating").size == 9
@@ -290,8 +290,8 @@ class TestWarnings:
         with pytest.warns(RecordingWarning) as caught:
             recording = Recording.from_dict({"p1": full, "p2": thin})
         assert [str(w.message) for w in caught] == [
-            "1 participant is without some runs: p2 lacks run-3.",
-            "1 run of a participant is without some modalities: p2 in run-2 lacks b.",
+            "1 participant is without some runs: p2 lacks run-3",
+            "1 run of a participant is without some modalities: p2 in run-2 lacks b",
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -78,7 +78,8 @@ class ImageReader:
             try:
                 check_is_fitted(masker)
             except NotFittedError:
-                masker = clone(masker).fit(image)
+                given = getattr(masker, "mask_img", None) is not None
+                masker = clone(masker).fit(None if given else image)
             self._fitted[participant] = masker
         return self._fitted[participant]
 

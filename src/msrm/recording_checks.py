@@ -142,7 +142,7 @@ def _warn_clocks(run: Sequence[Stream]) -> None:
         counts = np.array_equal(stream.times, stream.times[0] + np.arange(stream.n_times)) and stream.times[0] in (0, 1)
         if step >= LONG_STEP or span >= LONG_RUN or 500 < span / usual < 2000:
             _warn(f"{stream.label}: a sample every {step:g} s for {span:g} s", "do the times count milliseconds?", 1)
-        elif counts and not 0.8 < span / usual < 1.25:
+        elif counts and not 0.7 < span / usual < 1.35:
             _warn(
                 f"{stream.label}: times are {stream.times[0]:g}, {stream.times[1]:g}, ... {stream.times[-1]:g} s while "
                 f"the run's other streams last {usual:g} s",
@@ -158,4 +158,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _warn(what: str, cases: str, count: int) -> None:
     more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-    warnings.warn(f"{what}: {cases}{more}.", RecordingWarning, stacklevel=2, skip_file_prefixes=(PACKAGE,))
+    warnings.warn(f"{what}: {cases}{more}", RecordingWarning, stacklevel=2, skip_file_prefixes=(PACKAGE,))
