@@ -129,8 +129,13 @@ def test_values_match_nested_integrals(pair, dimension):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("dimension", MATERNS)
-@pytest.mark.parametrize("pair", CLOSED + CELLS, ids=named)
+@pytest.mark.parametrize(
+    ("pair", "dimension"),
+    [(pair, d) for pair in CLOSED for d in MATERNS]
+    + [(pair, 2) for pair in CELLS]
+    + [((ONSET, GAMMA), d) for d in (1, 3)],
+    ids=lambda value: named(value) if isinstance(value, tuple) else str(value),
+)
 def test_slopes_match_differences(pair, dimension):
     a, b = pair
     lags = np.array([-9.3, -0.7, 0.0, 0.42, 3.9, 14.0])
