@@ -5,6 +5,7 @@ times in seconds; what they weigh belongs to :mod:`msrm.regularized.problem`.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,9 @@ class Grid:
     @property
     def shares(self) -> Array:
         """Trapezoid weights a (count,), summing to 1."""
-        weights = np.full(self.count, 1.0 / (self.count - 1))
-        weights[[0, -1]] *= 0.5
+        weights: Array = np.ones(self.count)
+        weights[[0, -1]] = 0.5
+        weights[:] /= self.count - 1
         return weights
 
 
@@ -68,7 +70,7 @@ def segments(times: Array) -> tuple[list[slice], float]:
     median = float(np.median(intervals))
     cuts = np.flatnonzero(intervals > GAP * _SAME_INTERVAL * median) + 1
     edges = [0, *cuts.tolist(), len(times)]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)], median
+    return [slice(a, b) for a, b in pairwise(edges)], median
 
 
 def cell_weights(times: Array) -> Array:

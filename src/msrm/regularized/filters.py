@@ -90,6 +90,16 @@ class Filters:
             out[slot] = values.get(self.owners[owner], {}).get(name, out[slot])
         return out
 
+    def named(self, vector: Array) -> dict[str, float]:
+        """The vector by path: `response/{modality}/{name}`, with the participant between where it owns the response."""
+        return {self.path(slot): float(value) for slot, value in enumerate(vector)}
+
+    def path(self, slot: int) -> str:
+        """The name of an entry of the vector."""
+        owner, name = self.names[slot]
+        modality, participant = self.owners[owner]
+        return "/".join(["response", modality, *([] if participant is None else [participant]), name])
+
     def penalty(self, vector: Array) -> tuple[float, Array, Array]:
         """Penalty of a vector, its gradient, and the positive part of its curvature (parameter,)."""
         value, gradient, curvature = 0.0, np.zeros_like(vector), np.zeros_like(vector)

@@ -6,8 +6,9 @@ participants, drawn to their mean. Its penalty is `weight` times
     sum_p [ lambda_Z sum_l a_l |z_pl|^2 + lambda_T / (step duration) sum_l |z_p,l+1 - z_pl|^2 ]
     + lambda_P sum_p sum_l a_l |z_pl - mean_p z_pl|^2
 
-with weight one over the number of systems (paths, for population pooling), so that it is the mean of DESIGN 2. The unknowns
-are ordered by grid time, path, factor: a symmetric band of half-width paths x K x (cells of the widest response in play).
+with weight one over the number of systems (paths, for population pooling), so that it is the mean of DESIGN 2. The
+unknowns are ordered by grid time, path, factor: a symmetric band of half-width paths x K x (cells of the widest
+response in play).
 """
 
 from collections.abc import Iterable
@@ -125,7 +126,8 @@ class PathSystem:
         for path in range(paths):
             _add_block(self.penalty_band, identity, band, path * size, order)
         if paths > 1:
-            _add_block(self.grid.shares[None], np.kron(self.coupling_matrix, identity), band, 0, order)
+            coupling = np.asarray(np.kron(self.coupling_matrix, identity), np.float64)
+            _add_block(self.grid.shares[None], coupling, band, 0, order)
         cholesky = band_cholesky(band, overwrite=True)
         if not cholesky.ok:
             raise LatentFailure(

@@ -1,7 +1,7 @@
 """The R-MSRM objective with the latents eliminated, its gradient, and its exact parts (DESIGN 2).
 
-For given loadings W and response parameters theta the latents Z minimize a quadratic, solved run by run; by the envelope theorem
-the gradient of the minimum is the partial gradient at that Z,
+For given loadings W and response parameters theta the latents Z minimize a quadratic, solved run by run; by the
+envelope theorem the gradient of the minimum is the partial gradient at that Z,
 
     df/dw_c = 2 (M_c w_c - B_c + ridge_c w_c),     df/dtheta = 2 sum_n (D_n g_n - h_n)' (dH_n/dtheta Z),
 
@@ -9,16 +9,19 @@ so no derivative passes through the factorization. Sums are those of :mod:`msrm.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msrm.regularized.problem import Problem
-from msrm.regularized.statistics import RowGroup
+from msrm.regularized.statistics import Moments as RowMoments
+from msrm.regularized.statistics import Operator, RowGroup
+from msrm.responses import Response
 
 Array = NDArray[np.float64]
 
-# `energy - 2 h'g + g'Dg` loses digits as the residual shrinks; below this share of the energy it is summed entry by entry.
+# `energy - 2 h'g + g'Dg` loses digits as the residual shrinks; below this share it is summed entry by entry.
 _EXACT_SHARE = 1e-3
 
 
@@ -72,7 +75,7 @@ class Objective:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._columns = [[_joined_columns(group) for group in groups] for groups in problem.groups]
+        self.group_columns = [[_joined_columns(group) for group in groups] for groups in problem.groups]
         self._widths = np.array([c.stop - c.start for c in problem.columns])
 
     def latents(self, loading: Array, vector: Array) -> tuple[Array, ...]:
@@ -82,17 +85,23 @@ class Objective:
         ------
         LatentFailure
         """
-        return self._solved(loading, vector)[0]
+        return self._solutions(loading, self._steps(loading, vector))
 
-    def evaluate(self, loading: Array, vector: Array) -> Evaluation:
+    def evaluate(self, loading: Array, vector: Array, latents: tuple[Array, ...] | None = None) -> Evaluation:
         """Value and gradient at loadings (column, K) and response parameters (parameter,).
+
+        Parameters
+        ----------
+        latents : tuple of (time, path, K), optional
+            Hold these instead of eliminating the latents.
 
         Raises
         ------
         LatentFailure
         """
         problem, filters = self.problem, self.problem.filters
-        latents, work = self._solved(loading, vector)
+        work = self._steps(loading, vector)
+        latents = self._solutions(loading, work) if latents is None else latents
         penalty, response_gradient, curvature = filters.penalty(vector)
         gradient = 2 * problem.ridge[:, None] * loading
         error, value = problem.energy, penalty + 0.5 * float(np.einsum("ck,ck->", gradient, loading))
@@ -117,12 +126,19 @@ class Objective:
 
     def squared_error(self, loading: Array, vector: Array, latents: tuple[Array, ...]) -> float:
         """The weighted squared error alone, entry by entry."""
-        values, error = self.problem.filters.values(vector), 0.0
+        return float(self.column_sums(loading, vector, latents)[0].sum())
+
+    def column_sums(self, loading: Array, vector: Array, latents: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Weighted squared error (column,) and the energy of each factor alone (column, K), entry by entry."""
+        values = self.problem.filters.values(vector)
+        error, energy = np.zeros(self.problem.n_columns), np.zeros_like(loading)
         for s, (system, groups) in enumerate(zip(self.problem.systems, self.problem.groups, strict=True)):
-            for group, columns in zip(groups, self._columns[s], strict=True):
+            for group, columns in zip(groups, self.group_columns[s], strict=True):
                 operator = group.operator(self._response(group), values[group.owner], system.grid)
-                error += group.squared_error(operator.rows.apply(latents[s][:, group.path]), loading[columns])
-        return error
+                path = operator.rows.apply(latents[s][:, group.path])
+                error[columns] += group.squared_errors(path, loading[columns])
+                energy[columns] += group.factor_energies(path, loading[columns])
+        return error, energy
 
     def parts(self, loading: Array, vector: Array, latents: tuple[Array, ...]) -> dict[str, float]:
         """Every term of the objective at any loadings, response parameters and latents; they sum to it."""
@@ -149,25 +165,44 @@ class Objective:
         second += self.problem.ridge[:, None, None] * np.eye(size)
         return np.linalg.solve(second, cross[..., None])[..., 0]
 
-    def _response(self, group: RowGroup):  # noqa: ANN202
-        return self.problem.filters.response(group.owner)
+    def latent_residual(self, loading: Array, vector: Array, latents: tuple[Array, ...]) -> float:
+        """Largest residual of the latents' normal equations, relative to their right-hand sides."""
+        worst = 0.0
+        for system, steps, z in zip(self.problem.systems, self._steps(loading, vector), latents, strict=True):
+            right, left = np.zeros_like(z), system.pressed(z)
+            for step in steps:
+                rows, path = step.operator.rows, step.group.path
+                right[:, path] += rows.adjoint(step.pull)
+                left[:, path] += rows.adjoint(step.group.curved(rows.apply(z[:, path]), step.precision))
+            worst = max(worst, float(np.linalg.norm(left - right) / max(np.linalg.norm(right), np.finfo(float).tiny)))
+        return worst
 
-    def _solved(self, loading: Array, vector: Array) -> tuple[tuple[Array, ...], list[list["_Step"]]]:
+    def _steps(self, loading: Array, vector: Array) -> list[list["_Step"]]:
         values = self.problem.filters.values(vector)
-        latents, work = [], []
-        for s, (system, groups) in enumerate(zip(self.problem.systems, self.problem.groups, strict=True)):
-            right = np.zeros((system.grid.count, system.n_paths, loading.shape[1]))
-            steps, terms = [], []
-            for group, columns in zip(groups, self._columns[s], strict=True):
+        work = []
+        for system, groups, columns in zip(self.problem.systems, self.problem.groups, self.group_columns, strict=True):
+            steps = []
+            for group, own in zip(groups, columns, strict=True):
                 operator = group.operator(self._response(group), values[group.owner], system.grid)
-                own = loading[columns]
-                step = _Step(group, columns, own, operator, group.precision(own), group.pull(own))
-                right[:, group.path] += operator.rows.adjoint(step.pull)
-                terms += [(group.path, band, matrix) for band, matrix in group.bands(operator, step.precision)]
-                steps.append(step)
-            latents.append(system.solve(terms, right))
+                part = loading[own]
+                steps.append(_Step(group, own, part, operator, group.precision(part), group.pull(part)))
             work.append(steps)
-        return tuple(latents), work
+        return work
+
+    def _solutions(self, loading: Array, work: list[list["_Step"]]) -> tuple[Array, ...]:
+        latents = []
+        for system, steps in zip(self.problem.systems, work, strict=True):
+            right = np.zeros((system.grid.count, system.n_paths, loading.shape[1]))
+            terms = []
+            for step in steps:
+                right[:, step.group.path] += step.operator.rows.adjoint(step.pull)
+                bands = step.group.bands(step.operator, step.precision)
+                terms += [(step.group.path, band, matrix) for band, matrix in bands]
+            latents.append(system.solve(terms, right))
+        return tuple(latents)
+
+    def _response(self, group: RowGroup) -> Response:
+        return self.problem.filters.response(group.owner)
 
 
 @dataclass(frozen=True)
@@ -177,7 +212,7 @@ class _Step:
     group: RowGroup
     columns: slice | NDArray[np.intp]
     loading: Array
-    operator: "Operator"
+    operator: Operator
     precision: Array
     pull: Array
 
@@ -189,21 +224,21 @@ class _MomentSums:
         self.second = np.zeros((len(problem.pairs), size, size))
         self.trace = np.zeros(problem.n_columns)
 
-    def add(self, group: RowGroup, moments) -> None:
+    def add(self, group: RowGroup, moments: RowMoments) -> None:
         for block in group.blocks:
             mean, trace = moments.of_block(block)
             self.second[block.pair] += mean
             self.trace[block.columns] += trace
 
-    def mean(self, widths: Array) -> Moments:
+    def mean(self, widths: NDArray[np.intp]) -> Moments:
         whole = np.trace(self.second, axis1=1, axis2=2)
-        safe = np.repeat(np.where(whole > 0, whole, 1.0), widths)
+        safe = np.where(whole > 0, whole, 1.0).repeat(widths)
         return Moments(self.second, self.trace / safe)
 
 
 def _joined_columns(group: RowGroup) -> slice | NDArray[np.intp]:
     """The group's columns among all loadings, as one slice where they are contiguous."""
     blocks = group.blocks
-    if all(a.columns.stop == b.columns.start for a, b in zip(blocks[:-1], blocks[1:], strict=True)):
+    if all(a.columns.stop == b.columns.start for a, b in pairwise(blocks)):
         return slice(blocks[0].columns.start, blocks[-1].columns.stop)
     return np.concatenate([np.arange(b.columns.start, b.columns.stop) for b in blocks])

@@ -10,8 +10,9 @@ After `build_problem` nothing depends on the number of features or touches the r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from msrm.regularized.latents import PathSystem
 from msrm.regularized.scaling import PairScale, pair_scale
 from msrm.regularized.settings import Settings
 from msrm.regularized.statistics import Block, CompleteRows, MaskedRows, RowGroup
-from msrm.responses import Response
 from msrm.rotation import ReducedPair, reduce_pair
 from msrm.stream import Stream
 
@@ -94,8 +94,28 @@ class Training:
     grids: dict[str, Grid]
 
 
-def build_problem(recording: Recording, settings: Settings) -> tuple[Problem, Training]:
+@dataclass(frozen=True)
+class Frame:
+    """A fit that new streams join: its latent grids and the numbers that normalize its objective.
+
+    Attributes
+    ----------
+    grids : dict from run to Grid
+    n_participant_runs, n_pairs : int
+    """
+
+    grids: dict[str, Grid]
+    n_participant_runs: int
+    n_pairs: int
+
+
+def build_problem(recording: Recording, settings: Settings, frame: Frame | None = None) -> tuple[Problem, Training]:
     """Scan, standardize, trim, rotate and group a recording.
+
+    Parameters
+    ----------
+    frame : Frame, optional
+        Of a fit whose latents these streams see; by default the recording stands alone.
 
     Raises
     ------
@@ -109,11 +129,12 @@ def build_problem(recording: Recording, settings: Settings) -> tuple[Problem, Tr
     by_pair = {pair: [s for s in streams if (s.participant, s.modality) == pair] for pair in pairs}
     scales = {pair: _scale(by_pair[pair]) for pair in pairs}
     observed = {
-        key_of(s): count > 0
-        for pair in pairs
-        for s, count in zip(by_pair[pair], scales[pair].counts, strict=True)
+        key_of(s): count > 0 for pair in pairs for s, count in zip(by_pair[pair], scales[pair].counts, strict=True)
     }
-    rows, grids = rows_and_grids(streams, observed, settings)
+    rows, grids = rows_and_grids(streams, observed, settings, None if frame is None else frame.grids)
+    for stream in streams:
+        if not rows[key_of(stream)].any():
+            raise ValueError(_no_row(stream, observed, streams, settings))
     reduced = {
         pair: reduce_pair(
             by_pair[pair],
@@ -125,11 +146,12 @@ def build_problem(recording: Recording, settings: Settings) -> tuple[Problem, Tr
         )
         for pair in pairs
     }
-    ridges = pair_ridges(pairs, {pair: reduced[pair].n_present for pair in pairs}, settings)
+    n_pairs = len(pairs) if frame is None else frame.n_pairs
+    ridges = {pair: pair_ridge(reduced[pair].n_present, n_pairs, settings) for pair in pairs}
     widths = [reduced[pair].n_coordinates for pair in pairs]
     edges = np.cumsum([0, *widths]).tolist()
-    columns = tuple(slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
-    factors = stream_factors(streams, settings)
+    columns = tuple(slice(a, b) for a, b in pairwise(edges))
+    factors = stream_factors(streams, settings, None if frame is None else frame.n_participant_runs)
     systems = path_systems(streams, grids, settings)
     pieces = [
         _Piece(s, r, rows[key_of(s)], reduced[pair], i, factors[key_of(s)])
@@ -154,23 +176,23 @@ def key_of(stream: Stream) -> Key:
     return stream.participant, stream.run, stream.modality
 
 
-def pair_ridges(pairs: Sequence[Pair], n_features: dict[Pair, int], settings: Settings) -> dict[Pair, float]:
+def pair_ridge(n_features: int, n_pairs: int, settings: Settings) -> float:
     """lambda_W over the number of pairs, and over the pair's features under "feature" scaling."""
-    per_feature = settings.loading_scaling == "feature"
-    return {p: settings.loading_ridge / len(pairs) / (n_features[p] if per_feature else 1) for p in pairs}
+    return settings.loading_ridge / n_pairs / (n_features if settings.loading_scaling == "feature" else 1)
 
 
-def stream_factors(streams: Sequence[Stream], settings: Settings) -> dict[Key, float]:
+def stream_factors(streams: Sequence[Stream], settings: Settings, number: int | None = None) -> dict[Key, float]:
     """Each stream's share of its participant-run's weight, over the number of participant-runs."""
     total: dict[tuple[str, str], float] = {}
     for stream in streams:
         owner = (stream.participant, stream.run)
         total[owner] = total.get(owner, 0.0) + settings.weight(stream.modality)
-    return {key_of(s): settings.weight(s.modality) / total[s.participant, s.run] / len(total) for s in streams}
+    number = len(total) if number is None else number
+    return {key_of(s): settings.weight(s.modality) / total[s.participant, s.run] / number for s in streams}
 
 
 def rows_and_grids(
-    streams: Sequence[Stream], observed: dict[Key, Mask], settings: Settings
+    streams: Sequence[Stream], observed: dict[Key, Mask], settings: Settings, given: dict[str, Grid] | None = None
 ) -> tuple[dict[Key, Mask], dict[str, Grid]]:
     """Usable rows of each stream, and each run's latent grid.
 
@@ -178,37 +200,38 @@ def rows_and_grids(
     ----------
     observed : dict of (time,) bool
         Rows with a finite entry.
+    given : dict from run to Grid, optional
+        Grids that the rows must fit; by default they are made for them.
 
     Raises
     ------
     ValueError
-        Naming a stream none of whose rows is usable, with its envelope.
+        When a run's data are at one time only.
     """
-    rows, grids = {}, {}
+    rows, grids = {}, {} if given is None else dict(given)
     for run in dict.fromkeys(s.run for s in streams):
         own = [s for s in streams if s.run == run]
-        seen = [s.times[observed[key_of(s)]] for s in own if observed[key_of(s)].any()]
-        domain = (float(min(t[0] for t in seen)), float(max(t[-1] for t in seen)))
+        domain = run_domain(own, observed) if given is None else (given[run].start, given[run].last)
         if not domain[1] > domain[0]:
             raise ValueError(f"{run} has data at {domain[0]:g} s only; a run needs a duration. Drop it.")
         first, last = domain
+        extend = settings.edges == "extend" and given is None
         for stream in own:
             key, envelope = key_of(stream), settings.responses[stream.modality].envelope()
-            limits = domain if settings.edges == "trim" else (-np.inf, np.inf)
+            limits = (-np.inf, np.inf) if extend else domain
             rows[key] = usable_rows(stream.times, observed[key], envelope, limits)
-            if not rows[key].any():
-                raise ValueError(_no_row(stream, envelope, domain))
-            if settings.edges == "extend":
+            if extend and rows[key].any():
                 used = stream.times[rows[key]]
                 first, last = min(first, used[0] - envelope[1]), max(last, used[-1] - envelope[0])
-        grids[run] = latent_grid(float(first), float(last), settings.latent_step)
+        if given is None:
+            grids[run] = latent_grid(float(first), float(last), settings.latent_step)
     return rows, grids
 
 
 def path_systems(streams: Sequence[Stream], grids: dict[str, Grid], settings: Settings) -> tuple[PathSystem, ...]:
     """The systems of latent paths, one per run, or one per participant and run under separate pooling."""
     owners: list[tuple[str, tuple[str, ...]]] = []
-    for run in grids:
+    for run in dict.fromkeys(s.run for s in streams):
         participants = tuple(dict.fromkeys(s.participant for s in streams if s.run == run))
         if settings.latent_pooling == "separate":
             owners += [(run, (participant,)) for participant in participants]
@@ -217,9 +240,7 @@ def path_systems(streams: Sequence[Stream], grids: dict[str, Grid], settings: Se
     paths = sum(max(1, len(participants)) for _, participants in owners)
     coupling = settings.population_strength if settings.latent_pooling == "population" else 0.0
     return tuple(
-        PathSystem(
-            run, participants, grids[run], 1.0 / paths, settings.latent_ridge, settings.roughness, coupling
-        )
+        PathSystem(run, participants, grids[run], 1.0 / paths, settings.latent_ridge, settings.roughness, coupling)
         for run, participants in owners
     )
 
@@ -235,11 +256,21 @@ def _scale(streams: Sequence[Stream]) -> PairScale:
     return scale
 
 
-def _no_row(stream: Stream, envelope: tuple[float, float], domain: tuple[float, float]) -> str:
+def run_domain(streams: Sequence[Stream], observed: dict[Key, Mask]) -> tuple[float, float]:
+    """First and last time of any row with a finite entry, over the streams of one run."""
+    seen = [s.times[observed[key_of(s)]] for s in streams if observed[key_of(s)].any()]
+    return float(min(t[0] for t in seen)), float(max(t[-1] for t in seen))
+
+
+def _no_row(stream: Stream, observed: dict[Key, Mask], streams: Sequence[Stream], settings: Settings) -> str:
+    low, high = settings.responses[stream.modality].envelope()
+    first, last = run_domain([s for s in streams if s.run == stream.run], observed)
+    if not observed[key_of(stream)].any():
+        return f"{stream.label}: no row has a finite entry of a feature that varies. Drop the stream."
     return (
-        f"{stream.label}: no row is usable. Its response sees the latent from t - {envelope[1]:g} s to "
-        f"t - ({envelope[0]:g}) s over the bounds of its parameters, which never lies inside the run's data, "
-        f"{domain[0]:g} to {domain[1]:g} s. Use edges=\"extend\", tighter bounds, or drop the stream."
+        f"{stream.label}: no row is usable. Over the bounds of its response's parameters a row at t sees the latent "
+        f"from t - {high:g} s to t - ({low:g}) s, which never lies inside the run's data, {first:g} to {last:g} s. "
+        'Use edges="extend", tighter bounds, or drop the stream.'
     )
 
 
@@ -294,7 +325,7 @@ def _group(members: Sequence[_Piece], columns: Sequence[slice], owner: int, path
     for piece, block in zip(members, blocks, strict=True):
         row_weight = piece.factor * cell / piece.reduced.counts[piece.run_index]
         np.copyto(weights[:, block.own], row_weight[:, None], where=piece.mask)
-    return MaskedRows(times, values, weights, blocks, owner, path)
+    return MaskedRows(times, cell, values, weights, blocks, owner, path)
 
 
 def _gauges(

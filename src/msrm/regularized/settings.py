@@ -37,8 +37,10 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("n_factors", "n_init", "n_jobs", "max_iter"):
+        for name in ("n_factors", "n_init", "max_iter"):
             _check_whole(name, getattr(self, name), 1)
+        if self.n_jobs != -1:
+            _check_whole("n_jobs", self.n_jobs, 1)
         _check_whole("seed", self.seed, 0)
         for name in ("latent_step", "loading_ridge", "tol"):
             _check_number(name, getattr(self, name), positive=True)

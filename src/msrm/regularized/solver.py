@@ -1,8 +1,9 @@
 """Bounded quasi-Newton minimization with a metric supplied at every point.
 
-Projected L-BFGS (Nocedal and Wright 2006, 7.2; Bertsekas 1982 for the active bounds): the two-loop recursion over the free
-coordinates starts from the point's own inverse metric, rescaled by the newest pair, instead of a multiple of the
-identity, so that whitening never has to be undone. Steps are accepted on sufficient decrease only, so the objective never rises.
+Projected L-BFGS (Nocedal and Wright 2006, 7.2; Bertsekas 1982 for the active bounds): the two-loop recursion over the
+free coordinates starts from the point's own inverse metric, rescaled by the newest pair, instead of a multiple of the
+identity, so that whitening never has to be undone. Steps are accepted on sufficient decrease only, so the objective
+never rises.
 Converged means one thing: the decrease that the quasi-Newton model still promises from the projected gradient is below
 `tol` of the value. Every other stop has its own reason.
 """
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 MEMORY = 30
+INTERRUPTED = "it was interrupted"
 _SUFFICIENT = 1e-4
 _STRAIGHT = 0.9
 _TRIALS = 20
@@ -25,9 +27,14 @@ _TRIALS = 20
 class Point(Protocol):
     """An evaluated point: position, value, gradient, and the inverse metric there."""
 
-    x: Array
-    value: float
-    gradient: Array
+    @property
+    def x(self) -> Array: ...
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def gradient(self) -> Array: ...
 
     def inverse_metric(self, gradient: Array) -> Array: ...
 
@@ -111,7 +118,7 @@ def minimize[P: Point](
             if watch is not None:
                 watch(found)
     except KeyboardInterrupt:
-        out.reason = "it was interrupted"
+        out.reason = INTERRUPTED
         return out
     return out
 
@@ -148,8 +155,8 @@ class _Model:
             del self.pairs[:-MEMORY]
 
     def _apply(self, point: Point, gradient: Array, free: NDArray[np.bool_]) -> Array:
-        pairs = self.pairs if free.all() else [(s * free, y * free) for s, y in self.pairs]
-        pairs = [(s, y, float(s @ y)) for s, y in pairs]
+        seen = self.pairs if free.all() else [(s * free, y * free) for s, y in self.pairs]
+        pairs = [(s, y, float(s @ y)) for s, y in seen]
         pairs = [pair for pair in pairs if pair[2] > 0]
         vector, weights = gradient.copy(), []
         for step, change, bend in reversed(pairs):

@@ -11,8 +11,7 @@ C_nc = cell_n omega_c and D_n = cell_n P with one K x K matrix P, so the tempora
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -50,8 +49,15 @@ class RowGroup(Protocol):
 
     owner: int
     path: int
+    times: Array
     blocks: tuple[Block, ...]
-    energy: float
+
+    @property
+    def energy(self) -> float: ...
+
+    def column_energies(self) -> Array: ...
+
+    def view(self) -> Array: ...
 
     def operator(self, response: Response, values: Values, grid: Grid) -> Operator: ...
 
@@ -65,13 +71,16 @@ class RowGroup(Protocol):
 
     def moments(self, path: Array) -> "Moments": ...
 
-    def squared_error(self, path: Array, loading: Array) -> float: ...
+    def squared_errors(self, path: Array, loading: Array) -> Array: ...
+
+    def factor_energies(self, path: Array, loading: Array) -> Array: ...
 
 
 class Moments(Protocol):
     """Sums over rows for given g: M_c = sum_n C_nc g_n g_n', B_c = sum_n C_nc y_nc g_n."""
 
-    cross: Array
+    @property
+    def cross(self) -> Array: ...
 
     def times(self, loading: Array) -> Array:
         """M_c w_c of every column, (column, K)."""
@@ -130,8 +139,16 @@ class CompleteRows(_Rows):
         self.cell, self.omega = cell, omega
         self.energy = float(np.einsum("nc,nc->", self.weighted, values))
 
+    def column_energies(self) -> Array:
+        """sum_n C y^2 of each column."""
+        return np.einsum("nc,nc,n->c", self.weighted, self.weighted, 1 / self.cell) / self.omega
+
     def _gram(self, rows: TemporalRows) -> Array:
         return rows.gram(self.cell)
+
+    def view(self) -> Array:
+        """Values (row, column) weighted as in the objective, but evenly over rows."""
+        return self.weighted / (self.cell[:, None] * np.sqrt(self.omega))
 
     def precision(self, loading: Array) -> Array:
         """P (K, K) of D_n = cell_n P."""
@@ -150,11 +167,14 @@ class CompleteRows(_Rows):
         """M_c and B_c at g = path (row, K)."""
         return _CompleteMoments(self.weighted.T @ path, path.T @ (self.cell[:, None] * path), self.omega)
 
-    def squared_error(self, path: Array, loading: Array) -> float:
-        """sum C (y - g'w)^2 entry by entry, without cancellation."""
-        scale = self.cell[:, None] * self.omega
-        residual = np.divide(self.weighted, scale) - path @ loading.T
-        return float(np.einsum("nc,nc,nc->", scale, residual, residual))
+    def squared_errors(self, path: Array, loading: Array) -> Array:
+        """sum_n C (y - g'w)^2 of each column, entry by entry, without cancellation."""
+        residual = self.weighted / (self.cell[:, None] * self.omega) - path @ loading.T
+        return self.omega * np.einsum("n,nc,nc->c", self.cell, residual, residual)
+
+    def factor_energies(self, path: Array, loading: Array) -> Array:
+        """sum_n C (g_k w_k)^2 of each column and factor, (column, K)."""
+        return self.omega[:, None] * loading**2 * (self.cell @ path**2)
 
 
 @dataclass(frozen=True)
@@ -180,17 +200,35 @@ class MaskedRows(_Rows):
     Parameters
     ----------
     times : (row,), seconds
+    cell : (row,)
     values : (row, column), 0 where missing
     weights : (row, column)
         C.
     """
 
     def __init__(
-        self, times: Array, values: Array, weights: Array, blocks: Sequence[Block], owner: int, path: int = 0
+        self,
+        times: Array,
+        cell: Array,
+        values: Array,
+        weights: Array,
+        blocks: Sequence[Block],
+        owner: int,
+        path: int = 0,
     ) -> None:
         super().__init__(times, weights * values, blocks, owner, path)
-        self.weights = weights
+        self.cell, self.weights = cell, weights
         self.energy = float(np.einsum("nc,nc->", self.weighted, values))
+
+    def column_energies(self) -> Array:
+        """sum_n C y^2 of each column."""
+        safe = np.where(self.weights > 0, self.weights, 1.0)
+        return np.einsum("nc,nc,nc->c", self.weighted, self.weighted, 1 / safe)
+
+    def view(self) -> Array:
+        """Values (row, column) weighted as in the objective, but evenly over rows; 0 where missing."""
+        scale = np.sqrt(self.weights * self.cell[:, None])
+        return np.divide(self.weighted, scale, out=np.zeros_like(self.weighted), where=scale > 0)
 
     def precision(self, loading: Array) -> Array:
         """D_n (row, K, K)."""
@@ -215,12 +253,16 @@ class MaskedRows(_Rows):
         second = _square(self.weights.T @ _products(path), path.shape[1])
         return _MaskedMoments(self.weighted.T @ path, second)
 
-    def squared_error(self, path: Array, loading: Array) -> float:
-        """sum C (y - g'w)^2 entry by entry, without cancellation."""
+    def squared_errors(self, path: Array, loading: Array) -> Array:
+        """sum_n C (y - g'w)^2 of each column, entry by entry, without cancellation."""
         present = self.weights > 0
         values = np.divide(self.weighted, self.weights, out=np.zeros_like(self.weighted), where=present)
         residual = values - path @ loading.T
-        return float(np.einsum("nc,nc,nc->", self.weights, residual, residual))
+        return np.einsum("nc,nc,nc->c", self.weights, residual, residual)
+
+    def factor_energies(self, path: Array, loading: Array) -> Array:
+        """sum_n C (g_k w_k)^2 of each column and factor, (column, K)."""
+        return loading**2 * (self.weights.T @ path**2)
 
 
 @dataclass(frozen=True)

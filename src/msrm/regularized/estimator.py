@@ -1,0 +1,476 @@
+"""The estimator of R-MSRM: settings in, a fitted model and its evidence out (DESIGN 2, 9)."""
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import xarray as xr
+
+from msrm import archive
+from msrm.recording import Recording
+from msrm.regularized import prediction
+from msrm.regularized.assembly import Assembled, assembled
+from msrm.regularized.calibration import calibrated
+from msrm.regularized.filters import Pair
+from msrm.regularized.model import Model
+from msrm.regularized.problem import build_problem
+from msrm.regularized.search import Start, search
+from msrm.regularized.settings import checked_settings
+from msrm.regularized.solver import INTERRUPTED
+from msrm.regularized.tree import model_from_tree, model_tree, node, plain_number, starts_from_tree, starts_tree
+from msrm.responses import Response
+
+_PENALTIES = ("loading_ridge", "latent_ridge", "roughness")
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit ended before it was stationary; `stop_reason_` says why."""
+
+
+class NotFittedError(ValueError, AttributeError):
+    """A fitted quantity was asked for before `fit`."""
+
+
+class RMSRM:
+    """Regularized multimodal shared response model: a penalized least-squares fit, standardized inside.
+
+    Each run has a latent path of `n_factors` values on a uniform grid, linearly interpolated; every stream sees it
+    through its modality's response and its own loadings. The objective and its weights are those of docs/rmsrm.md.
+
+    Parameters
+    ----------
+    n_factors : int
+        K, the dimensions of the latent.
+    latent_step : float
+        Spacing of the latent grid, seconds.
+    responses : dict from modality to Response
+        `Identity()`, `Gaussian(width=..., lag=...)` and so on, parameters fixed or `Free`.
+    edges : {"trim", "extend"}
+        Leave out rows whose response, over the bounds of its parameters, would see beyond the run's data; or
+        keep all rows and lengthen the latent grid.
+    loading_ridge : float
+        lambda_W, on the mean over participant-modalities of the squared norm of the loadings.
+    loading_scaling : {"pair", "feature"}
+        Take that norm as it is, or divided by the number of features.
+    latent_ridge : float
+        lambda_Z, on the mean squared latent.
+    roughness : float
+        lambda_T, on the mean squared slope of the latent (seconds squared).
+    modality_weights : dict from modality to float, optional
+        Of the squared errors; 1 unless given. Modalities of weight 0 take no part.
+    latent_pooling : {"shared", "population", "separate"}
+        One path for all participants; one each, drawn to their mean; or one each.
+    population_strength : float
+        lambda_P, on the mean squared distance of a participant's path from their mean, under population pooling.
+    penalties : {"given", "cv"} or dict
+        Take the three strengths as given, or choose them, and whatever a dict from argument to candidates names, by
+        cross-validation inside the training recording.
+    init : {"spectral", "random"}
+        The first start; further ones are random.
+    n_init : int
+        Starts; each also looks over lags and widths.
+    n_jobs : int
+        Processes over starts and folds, -1 for every core; the result does not depend on it.
+    max_iter : int
+        Accepted steps of one start, at most.
+    tol : float
+        Converged when the projected gradient promises less than this share of the objective.
+    seed : int
+        Of random starts.
+    progress : bool, optional
+        A progress bar; by default on a terminal only.
+
+    Attributes
+    ----------
+    objective_ : float
+    objective_parts_ : dict from str to float
+        reconstruction, loading, latent, roughness, population, response; they sum to `objective_`.
+    parameters_ : dict from path to DataArray or float
+        `loading/{participant}/{modality}` (feature, factor) in training sds per unit of latent; `offset/...` and
+        `scale/...` (feature,), training mean and sd; `response/{modality}/{name}`, with the participant between where
+        responses differ.
+    responses_ : dict from modality to Response, or to {participant: Response}
+    latents_ : DataTree by run
+        `mean` (time, factor) on the latent grid, and `path` (time, participant, factor) unless paths are shared.
+    explained_variance_ : DataArray (factor,)
+        Share of the standardized variance that each factor alone explains, weighted as in the objective.
+    stream_explained_variance_ : DataArray (stream, factor)
+    residual_variance_ : DataArray (stream,)
+        In squared training sds.
+    n_iter_ : int
+    converged_ : bool
+    stop_reason_ : str
+    stationarity_ : dict from str to float
+        Of loadings, responses and latents.
+    starts_ : tuple of Start
+        The evidence of every start, the chosen one first.
+    penalties_ : dict from str to float
+        The three strengths used, and whatever else was chosen.
+    cv_results_ : Dataset or None
+    recording_digest_ : str
+
+    Examples
+    --------
+    >>> import msrm
+    >>> recording, truth = msrm.simulate(participants=2, features=6, seconds=60.0, seed=1)
+    >>> responses = {"brain": msrm.Identity(), "rating": msrm.Gaussian(width=0.6, lag=0.4),
+    ...              "physiology": msrm.Gaussian(width=0.8, lag=1.0)}
+    >>> fit = msrm.RMSRM(n_factors=2, latent_step=0.9, responses=responses).fit(recording)
+    >>> fit.converged_
+    True
+    """
+
+    def __init__(
+        self,
+        n_factors: int = 3,
+        *,
+        latent_step: float = 1.0,
+        responses: Mapping[str, Response],
+        edges: str = "trim",
+        loading_ridge: float = 1e-3,
+        loading_scaling: str = "pair",
+        latent_ridge: float = 1e-4,
+        roughness: float = 1e-2,
+        modality_weights: Mapping[str, float] | None = None,
+        latent_pooling: str = "shared",
+        population_strength: float = 1.0,
+        penalties: str | Mapping[str, Any] = "given",
+        init: str = "spectral",
+        n_init: int = 1,
+        n_jobs: int = 1,
+        max_iter: int = 500,
+        tol: float = 1e-10,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> None:
+        self.n_factors = n_factors
+        self.latent_step = latent_step
+        self.responses = responses
+        self.edges = edges
+        self.loading_ridge = loading_ridge
+        self.loading_scaling = loading_scaling
+        self.latent_ridge = latent_ridge
+        self.roughness = roughness
+        self.modality_weights = modality_weights
+        self.latent_pooling = latent_pooling
+        self.population_strength = population_strength
+        self.penalties = penalties
+        self.init = init
+        self.n_init = n_init
+        self.n_jobs = n_jobs
+        self.max_iter = max_iter
+        self.tol = tol
+        self.seed = seed
+        self.progress = progress
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Constructor arguments by name; `deep` is there for scikit-learn's sake."""
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change constructor arguments.
+
+        Raises
+        ------
+        ValueError
+            For a name that is none.
+        """
+        for name, value in params.items():
+            if name not in self._names():
+                raise ValueError(f"RMSRM has no argument {name!r}; it has {', '.join(self._names())}.")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = {name: p.default for name, p in inspect.signature(type(self).__init__).parameters.items()}
+        given = [f"{n}={v!r}" for n, v in self.get_params().items() if not _same(v, defaults[n])]
+        return f"RMSRM({', '.join(given)})"
+
+    def fit(self, recording: Recording) -> Self:
+        """Fit a recording.
+
+        Parameters
+        ----------
+        recording : Recording
+
+        Returns
+        -------
+        RMSRM
+            Itself. An interrupt from the keyboard ends the search; the best point so far is kept, not converged.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments or recordings that cannot be used, saying what is wanted.
+
+        Warns
+        -----
+        ConvergenceWarning
+            When the chosen start did not converge.
+        """
+        if not isinstance(recording, Recording):
+            raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
+        params, results = self.get_params(), None
+        chosen = {name: params[name] for name in _PENALTIES}
+        if not (isinstance(self.penalties, str) and self.penalties == "given"):
+            checked_settings(params)
+            # Cross-validation fits and scores estimators: it is built on this module.
+            from msrm.evaluation.crossvalidation import select_penalties
+
+            picked, results = select_penalties(self, recording, n_jobs=self.n_jobs, progress=self.progress)
+            params, chosen = params | picked, chosen | picked
+        settings = checked_settings(params)
+        problem, training = build_problem(recording, settings)
+        loading, vector, starts = search(problem, settings, self.progress)
+        self._keep(assembled(problem, training, recording, settings, loading, vector), starts)
+        self.penalties_, self.cv_results_ = chosen, results
+        self._recording: Recording | None = recording
+        self._warn()
+        return self
+
+    def predict(
+        self,
+        recording: Recording,
+        *,
+        targets: Mapping[str, str | Sequence[str]] | None = None,
+        source: str = "both",
+        times: Any = None,
+    ) -> xr.DataTree:
+        """Predict streams from other streams of the same runs.
+
+        Parameters
+        ----------
+        recording : Recording
+            Of fitted participants, any runs.
+        targets : dict from participant to modalities, optional
+            Streams to predict; they are removed from the recording before anything is computed. By default every
+            stream is predicted and none removed.
+        source : {"within", "across", "both"}
+            Predict from the target's participant's own streams, the other participants' streams, or both.
+        times : array, {run: array} or {run: {modality: array}}, optional
+            When to predict, seconds; by default where the target was measured. Needed for what was not measured.
+
+        Returns
+        -------
+        DataTree participant / run / modality
+            `mean` (time, feature) in data units, NaN where the response would see beyond the latent grid and for
+            features that took no part in the fit; `supported` (time,), whether the response sees only stretches of
+            latent that source data cover.
+
+        Raises
+        ------
+        ValueError
+            For unknown names, and where no source is left.
+        """
+        return prediction.predict(self._fitted, recording, targets, source, times)
+
+    def infer_latent(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
+        """The latent paths of a recording's runs at the fitted parameters.
+
+        Parameters
+        ----------
+        recording : Recording
+        times : array or {run: array}, optional
+            Seconds; by default the latent grid.
+
+        Returns
+        -------
+        DataTree by run
+            `mean` (time, factor), NaN outside the grid, and `supported` (time,); under population pooling `mean` is
+            the mean over participants, whose own paths are `path` (time, participant, factor); separate ones have
+            `path` only.
+        """
+        return prediction.infer_latent(self._fitted, recording, times)
+
+    def transform(self, recording: Recording) -> dict[str, xr.DataArray]:
+        """The latent of each run on its grid: {run: (time, factor)}, or (time, participant, factor) unless shared."""
+        name = "mean" if self._fitted.settings.latent_pooling == "shared" else "path"
+        return {run: node.to_dataset()[name] for run, node in self.infer_latent(recording).children.items()}
+
+    def calibrate(self, recording: Recording) -> "RMSRM":
+        """Add participants, or modalities of participants, measured in runs of the fit, whose latents stay as they are.
+
+        Parameters
+        ----------
+        recording : Recording
+            Only streams that the fit does not have, in runs that it has.
+
+        Returns
+        -------
+        RMSRM
+            A new fitted estimator with the loadings (and responses that participants do not share) of both.
+
+        Raises
+        ------
+        ValueError
+            For streams already in the fit, unknown runs, or separate latents.
+        """
+        out = type(self)(**self.get_params())
+        out.__dict__.update({name: value for name, value in self.__dict__.items() if name.endswith("_")})
+        out._recording = self._recording
+        out._describe(calibrated(self._fitted, recording))
+        return out
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
+        return archive.save_fit(self, path)
+
+    def to_tree(self) -> xr.DataTree:
+        """The fit as plain numbers and text."""
+        nodes = model_tree(self._fitted) | starts_tree(self.starts_)
+        nodes["/"] = xr.Dataset(
+            attrs={
+                "recording_digest": self.recording_digest_,
+                "penalties": self.penalties if isinstance(self.penalties, str) else "chosen among candidates",
+                "chosen": {name: plain_number(value) for name, value in self.penalties_.items()},
+                "progress": self.progress,
+                "objective_parts": self.objective_parts_,
+            }
+        )
+        nodes["/explained"] = xr.Dataset(
+            {"total": self.explained_variance_, "by_stream": self.stream_explained_variance_}
+        )
+        if self.cv_results_ is not None:
+            nodes["/cv_results"] = self.cv_results_
+        return xr.DataTree.from_dict(nodes)
+
+    @classmethod
+    def from_tree(cls, tree: xr.DataTree) -> "RMSRM":
+        """The fit of a tree made by :meth:`to_tree`; it predicts identically."""
+        model, attrs = model_from_tree(tree), tree.attrs
+        params = {name: getattr(model.settings, name) for name in cls._names() if hasattr(model.settings, name)}
+        params["modality_weights"] = params["modality_weights"] or None
+        out = cls(**params, progress=attrs["progress"])
+        explained = node(tree, "explained")
+        by_stream = explained["by_stream"].values
+        shares = {pair: by_stream[i] for i, pair in enumerate(_pair_names(explained["stream"].values, model))}
+        out._keep(
+            Assembled(model, dict(attrs["objective_parts"]), shares, explained["total"].values), starts_from_tree(tree)
+        )
+        out.penalties_ = {name: plain_number(value) for name, value in attrs["chosen"].items()}
+        out.cv_results_ = node(tree, "cv_results") if "cv_results" in tree.children else None
+        out._recording, out._digest = None, str(attrs["recording_digest"])
+        return out
+
+    @property
+    def recording_digest_(self) -> str:
+        """SHA-256 of the training recording, computed when first asked for."""
+        self._fitted  # noqa: B018 - refuses when not fitted
+        if not hasattr(self, "_digest"):
+            assert self._recording is not None
+            self._digest = self._recording.digest()
+        return self._digest
+
+    def __getstate__(self) -> dict[str, Any]:
+        if hasattr(self, "model_"):
+            # A pickled fit must not carry its recording.
+            return self.__dict__ | {"_digest": self.recording_digest_, "_recording": None}
+        return self.__dict__
+
+    @property
+    def _fitted(self) -> Model:
+        if not hasattr(self, "model_"):
+            raise NotFittedError("This RMSRM is not fitted yet; call fit(recording) first.")
+        return self.model_
+
+    def _keep(self, found: Assembled, starts: tuple[Start, ...]) -> None:
+        best = starts[0]
+        self.__dict__.pop("_digest", None)
+        self.objective_parts_ = found.parts
+        self.objective_ = float(sum(found.parts.values()))
+        self.starts_ = starts
+        self.n_iter_, self.converged_, self.stop_reason_ = best.n_iter, best.converged, best.reason
+        self.stationarity_ = best.stationarity
+        factor = {"factor": np.arange(1, len(found.total) + 1)}
+        self.explained_variance_ = xr.DataArray(found.total, factor, ("factor",))
+        self.stream_explained_variance_ = xr.DataArray(
+            np.stack(list(found.explained.values())),
+            {"stream": [f"{p}/{m}" for p, m in found.explained], **factor},
+            ("stream", "factor"),
+        )
+        self._describe(found.model)
+
+    def _describe(self, model: Model) -> None:
+        """Set what follows from the model alone."""
+        self.model_ = model
+        self.responses_ = _responses(model)
+        self.parameters_ = _parameters(model)
+        self.latents_ = _latents(model)
+        self.residual_variance_ = xr.DataArray(
+            [pair.residual_variance for pair in model.pairs.values()],
+            {"stream": [f"{p}/{m}" for p, m in model.pairs]},
+            ("stream",),
+        )
+
+    def _warn(self) -> None:
+        if not self.converged_:
+            advice = "It is the best point so far." if self.stop_reason_ == INTERRUPTED else "Raise max_iter or n_init."
+            warnings.warn(
+                f"R-MSRM did not converge after {self.n_iter_} iterations: {self.stop_reason_}. {advice}",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+
+def _responses(model: Model) -> dict[str, Response | dict[str, Response]]:
+    """Fitted responses by modality, by participant where they are not shared."""
+    out: dict[str, Any] = {}
+    for (participant, modality), pair in model.pairs.items():
+        given = model.settings.responses[modality]
+        if given.pooling == "shared":
+            out.setdefault(modality, pair.response)
+        else:
+            out.setdefault(modality, {})[participant] = pair.response
+    return out
+
+
+def _parameters(model: Model) -> dict[str, xr.DataArray | float]:
+    out: dict[str, xr.DataArray | float] = {}
+    for (participant, modality), pair in model.pairs.items():
+        where = f"{participant}/{modality}"
+        feature = {"feature": pair.features}
+        out[f"loading/{where}"] = xr.DataArray(
+            pair.loading, {**feature, "factor": np.arange(1, pair.loading.shape[1] + 1)}, ("feature", "factor")
+        )
+        out[f"offset/{where}"] = xr.DataArray(pair.mean, feature, ("feature",))
+        out[f"scale/{where}"] = xr.DataArray(pair.sd, feature, ("feature",))
+    for modality, response in _responses(model).items():
+        free = model.settings.responses[modality].free
+        people = response if isinstance(response, dict) else {"": response}
+        for participant, own in people.items():
+            path = f"response/{modality}/{participant}" if participant else f"response/{modality}"
+            out |= {f"{path}/{name}": own.start[name] for name in free}
+    return out
+
+
+def _latents(model: Model) -> xr.DataTree:
+    nodes: dict[str, xr.Dataset] = {}
+    for run, found in model.runs.items():
+        coords: dict[str, Any] = {
+            "time": ("time", found.grid.times, {"units": "s"}),
+            "factor": np.arange(1, found.paths.shape[2] + 1),
+        }
+        variables: dict[str, Any] = {}
+        if model.settings.latent_pooling != "separate":
+            variables["mean"] = (("time", "factor"), found.paths.mean(1))
+        if found.participants:
+            coords["participant"] = list(found.participants)
+            variables["path"] = (("time", "participant", "factor"), found.paths)
+        nodes[run] = xr.Dataset(variables, coords)
+    return xr.DataTree.from_dict(nodes)
+
+
+def _pair_names(streams: np.ndarray, model: Model) -> list[Pair]:
+    names = {f"{p}/{m}": (p, m) for p, m in model.pairs}
+    return [names[str(stream)] for stream in streams]
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(default, int | float | str) and value == default)

@@ -1,0 +1,220 @@
+"""Predictions of streams, and inferred latents, as labelled trees (DESIGN 5, 9).
+
+Targets are removed by name before any value is read: a target's own values never enter what is predicted for it. For
+each target participant the sources are chosen (`within`, `across`, `both`), the latents inferred from them alone, and
+passed through the target's response and loadings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from msrm.recording import Recording
+from msrm.regularized.filters import Pair
+from msrm.regularized.inference import InferredRun, RowTerms, infer_run, row_terms
+from msrm.regularized.model import Model
+from msrm.regularized.problem import Key, key_of
+from msrm.stream import Stream
+
+Array = NDArray[np.float64]
+Targets = Mapping[str, str | Sequence[str]] | None
+Times = Any
+
+SOURCES = ("within", "across", "both")
+
+
+def predict(model: Model, recording: Recording, targets: Targets, source: str, times: Times) -> xr.DataTree:
+    """Predictions of every target in every run; see :meth:`msrm.RMSRM.predict`."""
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}.")
+    if source == "across" and model.settings.latent_pooling == "separate":
+        raise ValueError("latent_pooling='separate' shares no latent across participants; source='across' has none.")
+    chosen = _chosen(model, recording, targets)
+    removed = set() if targets is None else set(chosen)
+    sources = [s for s in recording.streams() if (s.participant, s.modality) not in removed]
+    check_known(model, sources)
+    inference = _Inference(model, sources)
+    nodes = {}
+    for participant, modality in chosen:
+        wanted = _times(recording, participant, modality, times)
+        for run, at in wanted.items():
+            inferred = inference.run(run, participant, source)
+            nodes[f"{participant}/{run}/{modality}"] = _node(model, inferred, (participant, modality), at)
+    if not nodes:
+        raise ValueError("None of the targets is measured in any run of the recording. Say when to predict: times=...")
+    return xr.DataTree.from_dict(nodes)
+
+
+def infer_latent(model: Model, recording: Recording, times: Times) -> xr.DataTree:
+    """Latent paths of every run; see :meth:`msrm.RMSRM.infer_latent`."""
+    streams = list(recording.streams())
+    check_known(model, streams)
+    inference = _Inference(model, streams)
+    nodes = {}
+    for run in recording.runs:
+        inferred = inference.run(run, None, "both")
+        at = _run_times(times, run)
+        nodes[run] = _latent_node(model, inferred, inferred.grid.times if at is None else at)
+    return xr.DataTree.from_dict(nodes)
+
+
+class _Inference:
+    """Latents of runs from sets of source streams, each stream's values read once."""
+
+    def __init__(self, model: Model, streams: Sequence[Stream]) -> None:
+        self.model, self.streams = model, streams
+        self._terms: dict[Key, RowTerms] = {}
+        self._runs: dict[tuple, InferredRun] = {}
+
+    def run(self, run: str, participant: str | None, source: str) -> InferredRun:
+        """The latents of a run, for predicting a participant from the given sources."""
+        own = [s for s in self.streams if s.run == run and self._allowed(s, participant, source)]
+        also = () if participant is None or self.model.settings.latent_pooling != "population" else (participant,)
+        key = (run, tuple(key_of(s) for s in own), also)
+        if key not in self._runs:
+            for stream in own:
+                if key_of(stream) not in self._terms:
+                    pair = self.model.pairs[stream.participant, stream.modality]
+                    self._terms[key_of(stream)] = row_terms(stream, pair)
+            found = infer_run(self.model, own, [self._terms[key_of(s)] for s in own], also) if own else None
+            if found is None:
+                raise ValueError(_no_source(run, participant, source, own))
+            self._runs[key] = found
+        return self._runs[key]
+
+    def _allowed(self, stream: Stream, participant: str | None, source: str) -> bool:
+        separate = self.model.settings.latent_pooling == "separate"
+        if participant is None or (source == "both" and not separate):
+            return True
+        return (stream.participant == participant) == (source != "across")
+
+
+def _no_source(run: str, participant: str | None, source: str, own: Sequence[Stream]) -> str:
+    who = "" if participant is None else f" to predict {participant} (source={source!r})"
+    if own:
+        names = ", ".join(s.label for s in own)
+        return f"{run}: no source stream{who} has a usable row among {names}. Fit with edges='extend' or add data."
+    return f"{run}: no source stream is left{who}. Choose another source, fewer targets, or select other runs."
+
+
+def check_known(model: Model, streams: Sequence[Stream]) -> None:
+    """Refuse streams whose participant-modality or features the fit does not know.
+
+    Raises
+    ------
+    ValueError
+        Naming the stream and what the fit knows.
+    """
+    for stream in streams:
+        pair = (stream.participant, stream.modality)
+        if pair not in model.pairs:
+            known = ", ".join(f"{p}/{m}" for p, m in model.pairs)
+            raise ValueError(
+                f"{stream.label}: not in the fit, which has {known}. "
+                "Calibrate the participant first, or drop the stream."
+            )
+        check_features(stream, model.pairs[pair].features)
+
+
+def check_features(stream: Stream, features: NDArray[np.str_]) -> None:
+    """Refuse features that differ from the fitted ones.
+
+    Raises
+    ------
+    ValueError
+    """
+    if len(stream.features) != len(features):
+        raise ValueError(f"{stream.label}: {len(stream.features)} features; the fit has {len(features)}.")
+    if (stream.features != features).any():
+        at = int(np.flatnonzero(stream.features != features)[0])
+        raise ValueError(
+            f"{stream.label}: feature {at} is {str(stream.features[at])!r}; the fit has {str(features[at])!r} there."
+        )
+
+
+def _chosen(model: Model, recording: Recording, targets: Targets) -> list[Pair]:
+    """Target pairs, checked."""
+    if targets is None:
+        return list(recording.pairs)
+    if not isinstance(targets, Mapping):
+        raise TypeError(f"targets must be a dict from participant to modalities, got {targets!r}.")
+    out = []
+    for participant, names in targets.items():
+        if participant not in model.participants:
+            raise ValueError(f"No participant {participant!r} in the fit; there are {', '.join(model.participants)}.")
+        for modality in (names,) if isinstance(names, str) else names:
+            if (participant, modality) not in model.pairs:
+                own = ", ".join(m for p, m in model.pairs if p == participant)
+                raise ValueError(f"Participant {participant} has no modality {modality!r} in the fit; it has {own}.")
+            out.append((participant, modality))
+    if not out:
+        raise ValueError("targets is empty: name participants and modalities, or leave it out to predict every stream.")
+    return out
+
+
+def _times(recording: Recording, participant: str, modality: str, times: Times) -> dict[str, Array]:
+    """When to predict a target, by run: at the given times, or where it was measured."""
+    if times is None:
+        return {s.run: s.times for s in recording.streams(participant=participant, modality=modality)}
+    out = {}
+    for run in recording.runs:
+        at = _run_times(times, run, modality)
+        if at is not None:
+            out[run] = at
+    return out
+
+
+def _run_times(times: Times, run: str, modality: str | None = None) -> Array | None:
+    """A run's times in what the caller gave: an array, {run: array} or {run: {modality: array}}."""
+    given = times.get(run) if isinstance(times, Mapping) else times
+    given = given.get(modality) if isinstance(given, Mapping) else given
+    if given is None:
+        return None
+    at = np.asarray(given, float)
+    if at.ndim != 1 or not len(at) or not np.isfinite(at).all():
+        raise ValueError(
+            f"times for {run} must be a non-empty list of finite seconds, got an array of shape {at.shape}."
+        )
+    return at
+
+
+def _node(model: Model, inferred: InferredRun, pair: Pair, at: Array) -> xr.Dataset:
+    fitted = model.pairs[pair]
+    path = inferred.path_of(pair[0])
+    seen = inferred.response_values(at, fitted.response, path)
+    mean = (seen @ fitted.loading.T) * fitted.sd + fitted.mean
+    return xr.Dataset(
+        {
+            "mean": (("time", "feature"), mean),
+            "supported": ("time", inferred.supported(at, fitted.response, path) & np.isfinite(seen).all(1)),
+        },
+        {"time": ("time", at, {"units": "s"}), "feature": fitted.features},
+    )
+
+
+def _latent_node(model: Model, inferred: InferredRun, at: Array) -> xr.Dataset:
+    paths = inferred.at(at)
+    supported = np.stack([_covered(inferred, at, p) for p in range(paths.shape[1])], axis=1)
+    coords: dict[str, Any] = {
+        "time": ("time", at, {"units": "s"}),
+        "factor": np.arange(1, paths.shape[2] + 1),
+    }
+    variables: dict[str, Any] = {}
+    if model.settings.latent_pooling != "separate":
+        variables["mean"] = (("time", "factor"), paths.mean(1))
+        variables["supported"] = ("time", supported.any(1))
+    if inferred.participants:
+        coords["participant"] = list(inferred.participants)
+        variables["path"] = (("time", "participant", "factor"), paths)
+        variables["path_supported"] = (("time", "participant"), supported)
+    return xr.Dataset(variables, coords)
+
+
+def _covered(inferred: InferredRun, at: Array, path: int) -> NDArray[np.bool_]:
+    inside = np.zeros(len(at), bool)
+    for start, stop in inferred.covered[path]:
+        inside |= (at >= start - 1e-9) & (at <= stop + 1e-9)
+    return inside
