@@ -81,6 +81,8 @@ def test_samples_follow_the_cdf():
 def test_bounding_twice_keeps_the_tighter_bounds():
     assert Normal(0, 1).bounded(-1, 2).bounded(0, 5) == Normal(0, 1).bounded(0, 2)
     assert LogNormal(0, 1).bounded(-3, 2).lower == 0.0
+    assert repr(Normal(0.0, 1.0)) == "Normal(0.0, 1.0)"
+    assert eval(repr(LogNormal(0.0, 1.0).bounded(0.3, 2.0))) == LogNormal(0.0, 1.0).bounded(0.3, 2.0)
 
 
 def test_refusals():

@@ -360,6 +360,8 @@ def test_parameters_and_values():
     pooled = Gaussian(0.6, Free(0.0, bounds=(-1, 1)), pooling="partial", pooling_strength=2.0)
     assert (pooled.pooling, pooled.pooling_strength) == ("partial", 2.0)
     assert pooled.with_values().pooling == "shared"
+    assert eval(repr(pooled)) == pooled
+    assert repr(response) == "Gaussian(width=0.6, lag=Free(start=0.0, bounds=(-1.5, 1.5), prior=Normal(0.5, 1.0)))"
 
 
 def test_rows_of_one_phase_share_their_weights():
@@ -375,8 +377,8 @@ def test_refusals():
         Free(0.0, bounds=(0.0, np.inf))
     with pytest.raises(TypeError, match="prior must be Normal"):
         Free(0.0, bounds=(-1.0, 1.0), prior=(0.5, 1.0))
-    with pytest.raises(ValueError, match="no mass between"):
-        Free(-0.5, bounds=(-1.0, -0.1), prior=LogNormal(0.0, 1.0))
+    with pytest.raises(ValueError, match="no density in a part of the bounds"):
+        Free(0.5, bounds=(-1.0, 1.0), prior=LogNormal(0.0, 1.0))
     with pytest.raises(ValueError, match="Gaussian: width must be finite and exceed 0"):
         Gaussian(width=0.0, lag=0.0)
     with pytest.raises(ValueError, match="Gaussian: width must exceed 0; its bounds"):

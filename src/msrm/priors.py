@@ -72,7 +72,7 @@ class Prior:
         return self.quantile(rng.uniform(size=size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Gaussian(Prior):
     """Shared algebra of Normal and LogNormal: a truncated normal of g(x)."""
 
@@ -86,6 +86,11 @@ class _Gaussian(Prior):
             raise ValueError(f"{self}: mean must be finite and sd a positive finite number.")
         if not self.lower < self.upper:
             raise ValueError(f"{self}: lower must be below upper.")
+
+    def __repr__(self) -> str:
+        plain = (self.lower, self.upper) == (type(self).lower, type(self).upper)
+        bounds = "" if plain else f", lower={self.lower!r}, upper={self.upper!r}"
+        return f"{type(self).__name__}({self.mean!r}, {self.sd!r}{bounds})"
 
     def _coordinate(self, x: ArrayLike) -> NDArray[np.float64]:
         return np.asarray(x, float)
@@ -115,7 +120,7 @@ class _Gaussian(Prior):
         return np.clip(self._inverse(self.mean + self.sd * (-z if flip else z)), self.lower, self.upper)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normal(_Gaussian):
     """Normal density.
 
@@ -139,7 +144,7 @@ class Normal(_Gaussian):
         return np.where(inside, -self._z(x) / self.sd, np.nan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogNormal(_Gaussian):
     """Density of a positive value whose logarithm is normal.
 

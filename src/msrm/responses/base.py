@@ -20,6 +20,7 @@ from msrm.responses.cells import Array, Cells
 __all__ = ["Free", "Response", "Values"]
 
 Values = dict[str, float]
+_POOLING = ("pooling", "pooling_strength")
 _POOLINGS = ("shared", "partial", "separate")
 
 
@@ -39,7 +40,7 @@ class Free:
     Raises
     ------
     ValueError
-        When bounds are not finite and increasing, or the start lies outside.
+        When bounds are not finite and increasing, the start lies outside, or the prior excludes a part of them.
     TypeError
         When the prior is not a ``Prior``.
 
@@ -63,8 +64,11 @@ class Free:
             raise TypeError(f"Free: prior must be Normal, LogNormal, Uniform or None, got {self.prior!r}.")
         object.__setattr__(self, "start", float(self.start))
         object.__setattr__(self, "bounds", (float(low), float(high)))
-        if self.prior is not None:
-            self.prior.bounded(*self.bounds)
+        if self.prior is not None and not (self.prior.lower <= low and high <= self.prior.upper):
+            raise ValueError(
+                f"Free: the prior {self.prior!r} has no density in a part of the bounds {self.bounds}; "
+                f"narrow the bounds to within [{self.prior.lower:g}, {self.prior.upper:g}] or choose another prior."
+            )
 
     @cached_property
     def bounded_prior(self) -> Prior:
@@ -72,7 +76,7 @@ class Free:
         return Uniform(*self.bounds) if self.prior is None else self.prior.bounded(*self.bounds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Response:
     """A modality's filter h: the stream sees g(t) = integral of h(u) z(t - u) du, u in seconds.
 
@@ -111,6 +115,12 @@ class Response:
         if strength is not None and not (isfinite(strength) and strength > 0):
             raise ValueError(f"{family}: pooling_strength must be a positive finite number, got {strength!r}.")
 
+    def __repr__(self) -> str:
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _POOLING}
+        if self.pooling != "shared":
+            shown |= {name: getattr(self, name) for name in _POOLING if getattr(self, name) is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def _lower_limit(self, name: str) -> float:
         """What a parameter must exceed."""
         return 0.0 if name in self.positive else -np.inf
@@ -118,7 +128,7 @@ class Response:
     @cached_property
     def parameters(self) -> dict[str, float | Free]:
         """Every parameter by name, as given."""
-        skipped = {"pooling", "pooling_strength", *self._data_fields}
+        skipped = {*_POOLING, *self._data_fields}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
 
     _data_fields: ClassVar[frozenset[str]] = frozenset()

@@ -112,7 +112,7 @@ def _laguerre() -> tuple[Array, Array]:
     return y, w * np.exp(y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bateman(Response):
     """h(u) proportional to (exp(-s/decay) - exp(-s/rise)) / (decay - rise), s = u - lag, on 90 s from onset.
 

@@ -26,7 +26,7 @@ _ERF_SIX = float(erf(_HALF_SUPPORT))
 _ERF_EDGE = float(erf(_HALF_SUPPORT * _ROOT_HALF))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Identity(Response):
     """The unit impulse: the stream sees the latent itself at its own times.
 
@@ -63,7 +63,7 @@ class Identity(Response):
         return {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian(Response):
     """h(u) proportional to exp(-(u - lag)^2 / (2 width^2)) on lag +- 6 width.
 
@@ -130,7 +130,7 @@ class Gaussian(Response):
         return {name: made[name]() for name in self.free}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sampled(Response):
     """A measured curve, piecewise linear between its samples and zero outside; rescaled to unit energy, sign kept.
 
