@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from msrm.banded import TemporalRows, band_cholesky, kron_band, kron_moment, kron_trace, zero_band
+from msrm.banded import FactorPairs, TemporalRows, band_cholesky, kron_sum, zero_band
 
 
 def dense_of_band(band: np.ndarray) -> np.ndarray:
@@ -79,30 +79,32 @@ def test_no_rows_give_a_zero_band():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_kron_band_and_its_adjoints(size):
+def test_kron_sum_and_its_adjoints(size):
     rows, dense = rows_and_dense(6)
     rng = np.random.default_rng(7)
     matrix = rng.standard_normal((2, size, size))
     matrix = matrix + np.swapaxes(matrix, 1, 2)
     weights = rng.uniform(size=(17, 2))
     grams = [dense.T @ (weights[:, [k]] * dense) for k in range(2)]
-    out = zero_band(size * rows.width, size * 12)
-    kron_band(rows.gram(weights), matrix, out)
+    narrow = np.eye(2, 12, k=0) + 1.0
+    out = kron_sum([(rows.gram(weights), matrix), (rows.gram(), matrix[0]), (narrow, matrix[1])], size, 12)
     expected = sum(np.kron(g, m) for g, m in zip(grams, matrix, strict=True))
+    expected = expected + np.kron(dense.T @ dense, matrix[0]) + np.kron(dense_of_band(narrow), matrix[1])
     np.testing.assert_allclose(dense_of_band(out), expected, atol=1e-12)
-    single = zero_band(size * rows.width - 1, size * 12)
-    kron_band(rows.gram(), matrix[0], single)
-    np.testing.assert_allclose(dense_of_band(single), np.kron(dense.T @ dense, matrix[0]), atol=1e-12)
+    assert out.flags.f_contiguous  # what LAPACK takes without a copy
 
-    inverse = definite_band(8, size * rows.width, size * 12)
+    inverse = definite_band(8, size * rows.width - 1, size * 12)
     full = dense_of_band(inverse).reshape(12, size, 12, size)
-    moment = kron_moment(rows.gram(weights), inverse, size)
+    pairs = FactorPairs(inverse, size)
+    moment = pairs.moment(rows.gram(weights))
     np.testing.assert_allclose(moment[1], np.einsum("lm,limk->ik", grams[1], full), atol=1e-10)
-    np.testing.assert_allclose(kron_moment(rows.gram(), inverse, size), np.einsum("lm,limk->ik", dense.T @ dense, full))
-    trace = dense_of_band(kron_trace(inverse, matrix[0], rows.width))
+    np.testing.assert_allclose(pairs.moment(rows.gram()), np.einsum("lm,limk->ik", dense.T @ dense, full))
     wanted = np.einsum("ik,limk->lm", matrix[0], full)
-    inside = np.abs(np.subtract.outer(np.arange(12), np.arange(12))) < rows.width
-    np.testing.assert_allclose(trace, np.where(inside, wanted, 0.0), atol=1e-11)
+    for width in (2, rows.width):
+        inside = np.abs(np.subtract.outer(np.arange(12), np.arange(12))) < width
+        np.testing.assert_allclose(
+            dense_of_band(pairs.trace(matrix[0], width)), np.where(inside, wanted, 0.0), atol=1e-11
+        )
 
 
 @pytest.mark.parametrize(("bandwidth", "order"), [(0, 7), (3, 1), (3, 4), (5, 131), (70, 200)])

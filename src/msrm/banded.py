@@ -5,6 +5,7 @@ are ordered by time and, within a time column, by factor. This module owns that 
 rows mean. Bands are LAPACK lower bands, ``band[o, l] = A[l + o, l]``, stored column-major.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -184,87 +185,86 @@ def zero_band(bandwidth: int, order: int) -> np.ndarray:
     return np.zeros((order, bandwidth + 1)).T
 
 
-def kron_band(band: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
-    """Add ``band (x) matrix`` into a symmetric lower band of order ``columns * K``, in place.
+def kron_sum(terms: Iterable[tuple[np.ndarray, np.ndarray]], size: int, length: int) -> np.ndarray:
+    """Lower band of ``sum band (x) matrix``, time-major with the factor within time.
 
     Parameters
     ----------
-    band : (width, column) or (width, column, set)
-        Temporal lower band, or several.
-    matrix : (K, K) or (set, K, K)
-        Symmetric factor matrix, one per set.
-    out : (bandwidth + 1, column * K)
-        Time-major, factor within time; its bandwidth must be at least ``width * K - 1``.
-    """
-    size = matrix.shape[-1]
-    temporal, target = band.T, out.T
-    length, width = temporal.shape[-2:]
-    for i in range(size):
-        for j in range(size):
-            if not np.any(matrix[..., i, j]):
-                continue
-            term = temporal * matrix[i, j] if matrix.ndim == 2 else np.tensordot(matrix[:, i, j], temporal, 1)
-            skip = int(i < j)
-            stop = (width - 1) * size + i - j + 1
-            target[j : length * size : size, skip * size + i - j : stop : size] += term[:, skip:]
-
-
-def _factor_slices(band: np.ndarray, size: int, i: int, j: int, width: int) -> np.ndarray:
-    """``out[l, o] = A[(l + o, i), (l, j)]`` of a band with factor within time, for o < width (view if i >= j)."""
-    target = band.T
-    length = target.shape[0] // size
-    if i >= j:
-        return target[j::size, i - j : (width - 1) * size + i - j + 1 : size]
-    out = np.empty((length, width))
-    out[:, 0] = target[i::size, j - i]
-    out[:, 1:] = target[j::size, size + i - j : (width - 1) * size + i - j + 1 : size]
-    return out
-
-
-def kron_moment(band: np.ndarray, inverse: np.ndarray, size: int) -> np.ndarray:
-    """``M[i, k] = sum_{l,l'} band[l, l'] inverse[(l, i), (l', k)]``, the adjoint of :func:`kron_band` in its matrix.
-
-    Parameters
-    ----------
-    band : (width, column) or (width, column, set)
-    inverse : (bandwidth + 1, column * size)
+    terms : (band, matrix) pairs
+        Temporal lower bands (width, column) with symmetric matrices (K, K), or (width, column, set) with (set, K, K).
+    size : int
+        K.
+    length : int
+        Columns.
 
     Returns
     -------
-    (size, size) or (set, size, size)
+    (widest * K, length * K)
     """
-    temporal, width = band.T, band.shape[0]
-    out = np.zeros((*band.shape[2:], size, size))
+    pieces = [(band.T, matrix) for band, matrix in terms]
+    width = max(temporal.shape[-1] for temporal, _ in pieces)
+    out = np.zeros((length, size, width * size))
     for i in range(size):
-        for j in range(size):
-            piece = _factor_slices(inverse, size, i, j, width)
-            lower = np.tensordot(temporal, piece, 2)
-            out[..., i, j] += lower
-            out[..., j, i] += lower - temporal[..., 0] @ piece[:, 0]
-    return out
+        for j in range(i + 1):
+            summed = np.zeros((length, width))
+            for temporal, matrix in pieces:
+                if np.any(matrix[..., i, j]):
+                    summed[:, : temporal.shape[-1]] += np.tensordot(matrix[..., i, j], temporal, matrix.ndim - 2)
+            out[:, j, i - j :: size] = summed
+            if j < i:
+                out[:, i, size + j - i :: size][:, : width - 1] = summed[:, 1:]
+    return out.reshape(length * size, width * size).T
 
 
-def kron_trace(inverse: np.ndarray, matrix: np.ndarray, width: int) -> np.ndarray:
-    """``T[o, l] = sum_ik matrix[i, k] inverse[(l + o, i), (l, k)]``, the adjoint of :func:`kron_band` in its band.
+class FactorPairs:
+    """A symmetric band with the factor within time, as one temporal band for each pair of factors.
+
+    The band of ``X_ik + X_ki`` for i > k and of ``X_ii``, with ``X_ik[l, l'] = A[(l, i), (l', k)]``: what is needed to
+    contract it with ``sum band (x) matrix`` of :func:`kron_sum`.
 
     Parameters
     ----------
-    inverse : (bandwidth + 1, column * K)
-    matrix : (K, K), symmetric
-    width : int
-        Temporal width of the result.
-
-    Returns
-    -------
-    (width, column)
+    band : (width * size, length * size)
+        Lower band.
+    size : int
     """
-    size = matrix.shape[0]
-    out = np.zeros((inverse.shape[1] // size, width))
-    for i in range(size):
-        for j in range(size):
-            if matrix[i, j] != 0:
-                out += matrix[i, j] * _factor_slices(inverse, size, i, j, width)
-    return out.T
+
+    def __init__(self, band: np.ndarray, size: int) -> None:
+        width, length = band.shape[0] // size, band.shape[1] // size
+        entries = band.T.reshape(length, size, width * size)
+        self.size = size
+        self.pairs = [(i, j) for i in range(size) for j in range(i + 1)]
+        self.bands = np.empty((len(self.pairs), length, width))
+        for out, (i, j) in zip(self.bands, self.pairs, strict=True):
+            out[:] = entries[:, j, i - j :: size]
+            if j < i:
+                out[:, 1:] += entries[:, i, size + j - i :: size][:, : width - 1]
+                out[:, 0] *= 2.0
+
+    def trace(self, matrix: np.ndarray, width: int) -> np.ndarray:
+        """``T[o, l] = sum_ik matrix[i, k] A[(l + o, i), (l, k)]`` (width, length), for a symmetric matrix (K, K)."""
+        weights = np.array([matrix[pair] for pair in self.pairs])
+        return np.tensordot(weights, self.bands[:, :, :width], 1).T
+
+    def moment(self, band: np.ndarray) -> np.ndarray:
+        """``M[i, k] = sum_{l, l'} band[l, l'] A[(l, i), (l', k)]`` for one band or several.
+
+        Parameters
+        ----------
+        band : (width, length) or (width, length, set)
+
+        Returns
+        -------
+        (K, K) or (set, K, K)
+        """
+        temporal = band.T
+        mine = self.bands[:, :, : band.shape[0]]
+        summed = 2.0 * np.einsum("...lo,plo->...p", temporal, mine)
+        summed -= np.einsum("...l,pl->...p", temporal[..., 0], mine[:, :, 0])
+        out = np.empty((*summed.shape[:-1], self.size, self.size))
+        for value, (i, j) in zip(np.moveaxis(summed, -1, 0), self.pairs, strict=True):
+            out[..., i, j] = out[..., j, i] = value if i == j else 0.5 * value
+        return out
 
 
 @dataclass(frozen=True)

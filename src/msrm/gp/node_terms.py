@@ -1,0 +1,200 @@
+"""A node group's part of a run's posterior precision and what the posterior says of its nodes (DESIGN 3.3).
+
+``D_j = sum_c weights[j, c] matrices[c]``: one matrix per distinct D, or the entries of D where those are fewer or a
+residual variance makes every node its own. Three classes, one interface: few distinct D, many, and nodes with residual
+variances rho, ``g = a . states + e`` with ``e ~ N(0, rho)`` and D shrunk to ``D (1 + rho D)^-1``.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from msrm.banded import FactorPairs, TemporalRows
+from msrm.latent_grid import Functionals, difference_rows, pair_windows
+from msrm.nodes import GroupStatistics, NodeGroup
+
+
+@dataclass(frozen=True, eq=False)
+class NodeMoments:
+    """Moments of a group's nodes under the posterior.
+
+    Attributes
+    ----------
+    mean : (node, K)
+        E[g].
+    second : (P, K, K)
+        Sum of E[g g'] over the nodes of each distinct D.
+    pulled : (node, width)
+        ``sum_c weights[j, c] Cov(states) M_c a_j`` in the row's window: what couples a change of a to the evidence.
+    residual_slope : (node,) or None
+        Derivative of the log evidence in rho.
+    """
+
+    mean: np.ndarray
+    second: np.ndarray
+    pulled: np.ndarray
+    residual_slope: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTerms:
+    """Nodes with few distinct D and no residual variances.
+
+    Attributes
+    ----------
+    made : Functionals
+    rows : TemporalRows
+        a_j of the nodes: those of ``made``, differenced where the group has pairs.
+    statistics : GroupStatistics
+    weights : (node, set)
+    matrices : (set, K, K)
+    information : (node, K)
+        h, shrunk as D is.
+    constant : float
+        What integrating the residuals adds to the log evidence.
+    pairs : (node, 2) or None
+    """
+
+    made: Functionals
+    rows: TemporalRows
+    statistics: GroupStatistics
+    weights: np.ndarray
+    matrices: np.ndarray
+    information: np.ndarray
+    constant: float = 0.0
+    pairs: np.ndarray | None = None
+
+    @cached_property
+    def gram(self) -> np.ndarray:
+        """Temporal band of each set, (width, column, set)."""
+        return self.rows.gram(self.weights)
+
+    @cached_property
+    def precision(self) -> np.ndarray:
+        """D_j of every node, (node, K, K), shrunk by rho."""
+        return np.tensordot(self.weights, self.matrices, 1)
+
+    def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
+        """The nodes' moments from ``a_j . E[states]`` (node, K) and the band of the states' covariance."""
+        pulled = np.zeros(self.rows.weights.shape)
+        for weight, matrix in zip(self.weights.T, self.matrices, strict=True):
+            pulled += weight[:, None] * self.rows.windows(inverse.trace(matrix, self.rows.width))
+        return NodeMoments(state_means, inverse.moment(self.gram) + self._outer(state_means), pulled)
+
+    def _outer(self, mean: np.ndarray) -> np.ndarray:
+        index = self.statistics.index
+        return np.stack([mean[index == p].T @ mean[index == p] for p in range(len(self.statistics.precision))])
+
+    def row_slopes(self, states: np.ndarray, moments: NodeMoments, state_means: np.ndarray) -> np.ndarray:
+        """Derivative of the log evidence in the nodes' rows, (node, width)."""
+        score = self.information - np.einsum("jik,jk->ji", self.precision, state_means)
+        columns = self.rows.first[:, None] + np.arange(self.rows.width)
+        return np.einsum("jwk,jk->jw", states[columns], score) - moments.pulled
+
+    def through_pairs(self, on_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Derivatives in the nodes' rows as those in the rows of ``made``, and in the coefficients of pairs."""
+        coefficients = self.statistics.coefficients
+        if self.pairs is None or coefficients is None:
+            return on_rows, None
+        rows, pairs = self.made.rows, self.pairs
+        _, offsets, _ = pair_windows(rows, pairs)
+        out, slopes = np.zeros(rows.weights.shape), np.empty(pairs.shape)
+        for k in range(2):
+            seen = np.take_along_axis(on_rows, offsets[:, k, None] + np.arange(rows.width), axis=1)
+            slopes[:, k] = np.sum(seen * rows.weights[pairs[:, k]], axis=1)
+            np.add.at(out, pairs[:, k], coefficients[:, k, None] * seen)
+        return out, slopes
+
+
+@dataclass(frozen=True, eq=False)
+class EntryTerms(NodeTerms):
+    """Nodes with many distinct D: sets are D's entries, moments are taken node by node."""
+
+    def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
+        covariance, pulled = self._covariance(inverse)
+        second = self._summed(covariance + state_means[:, :, None] * state_means[:, None, :])
+        return NodeMoments(state_means, second, pulled)
+
+    def _covariance(self, inverse: FactorPairs) -> tuple[np.ndarray, np.ndarray]:
+        """Cov(a_j . states) (node, K, K), and the windows (node, width) summed with D's entries."""
+        covariance = np.empty(self.precision.shape)
+        pulled = np.zeros(self.rows.weights.shape)
+        for (i, k), band in zip(inverse.pairs, inverse.bands, strict=True):
+            one = self.rows.windows(band[:, : self.rows.width].T)
+            pulled += self.precision[:, i, k, None] * one
+            covariance[:, i, k] = covariance[:, k, i] = np.sum(one * self.rows.weights, axis=1) / (1 + (i != k))
+        return covariance, pulled
+
+    def _summed(self, each: np.ndarray) -> np.ndarray:
+        """Sums (P, K, K) over the nodes of each distinct D."""
+        out = np.zeros(self.statistics.precision.shape)
+        np.add.at(out, self.statistics.index, each)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualTerms(EntryTerms):
+    """Nodes with residual variances.
+
+    Attributes
+    ----------
+    shrink : (node, K, K)
+        ``S = (1 + rho D)^-1``; D and h are shrunk to S D and S h.
+    """
+
+    shrink: np.ndarray = field(kw_only=True)
+
+    def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
+        covariance, pulled = self._covariance(inverse)
+        rho, shrink = self.made.residual[:, None], self.shrink
+        full = self.statistics.precision[self.statistics.index]
+        score = self.statistics.information - np.einsum("jik,jk->ji", full, state_means)
+        residual_mean = np.einsum("jik,jk->ji", shrink, score)
+        spread = self.precision @ covariance @ self.precision - self.precision
+        slope = 0.5 * (np.sum(residual_mean**2, axis=1) + np.trace(spread, axis1=1, axis2=2))
+        mean = state_means + rho * residual_mean
+        each = shrink @ covariance @ np.swapaxes(shrink, 1, 2) + rho[:, :, None] * shrink
+        return NodeMoments(mean, self._summed(each + mean[:, :, None] * mean[:, None, :]), pulled, slope)
+
+
+def node_terms(group: NodeGroup, made: Functionals, statistics: GroupStatistics, *, residual: bool) -> NodeTerms:
+    """The terms of a group; ``residual`` uses the residual variances of its functionals."""
+    if residual and group.pairs is None and made.residual.any():
+        return _residual_terms(made, statistics)
+    rows = made.rows
+    if group.pairs is not None and statistics.coefficients is not None:
+        rows = difference_rows(rows, group.pairs, statistics.coefficients)
+    precision, index, information = statistics.precision, statistics.index, statistics.information
+    if len(precision) <= _n_entries(precision):
+        weights = (index[:, None] == np.arange(len(precision))).astype(float)
+        return NodeTerms(made, rows, statistics, weights, precision, information, pairs=group.pairs)
+    weights, matrices = _entries(precision[index])
+    return EntryTerms(made, rows, statistics, weights, matrices, information, pairs=group.pairs)
+
+
+def _residual_terms(made: Functionals, statistics: GroupStatistics) -> ResidualTerms:
+    rho, index, information = made.residual, statistics.index, statistics.information
+    values, vectors = np.linalg.eigh(statistics.precision)
+    shrunk, turn = 1.0 / (1.0 + rho[:, None] * values[index]), vectors[index]
+    shrink = (turn * shrunk[:, None, :]) @ np.swapaxes(turn, 1, 2)
+    pulled = np.einsum("jik,jk->ji", shrink, information)
+    constant = 0.5 * float(rho @ np.sum(information * pulled, axis=1) + np.sum(np.log(shrunk)))
+    if len(values) == 1:
+        # K Grams in the eigenbasis of the only D rather than K (K + 1) / 2 of its entries.
+        weights, matrices = shrunk * values, np.einsum("ik,jk->kij", vectors[0], vectors[0])
+    else:
+        weights, matrices = _entries((turn * (shrunk * values[index])[:, None, :]) @ np.swapaxes(turn, 1, 2))
+    return ResidualTerms(made, made.rows, statistics, weights, matrices, pulled, constant, shrink=shrink)
+
+
+def _n_entries(precision: np.ndarray) -> int:
+    return precision.shape[-1] * (precision.shape[-1] + 1) // 2
+
+
+def _entries(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric matrices (node, K, K) as weights (node, entry) of unit symmetric matrices (entry, K, K)."""
+    rows, columns = np.tril_indices(each.shape[-1])
+    units = np.zeros((len(rows), *each.shape[1:]))
+    units[np.arange(len(rows)), rows, columns] = units[np.arange(len(rows)), columns, rows] = 1.0
+    return each[:, rows, columns], units
