@@ -16,11 +16,11 @@ import numpy as np
 import xarray as xr
 
 from msrm import recording_checks as checks
-from msrm.recording_file import open_streams, streams_of, write_streams
+from msrm.recording_file import RecordingWriter, open_streams, streams_of, write_streams
 from msrm.recording_repr import html, text
 from msrm.stream import RecordingWarning, Stream, make_stream, ordered, streams_digest
 
-__all__ = ["Recording", "RecordingWarning", "Stream", "concat_runs", "open_recording"]
+__all__ = ["Recording", "RecordingWarning", "RecordingWriter", "Stream", "concat_runs", "open_recording"]
 
 Names = str | Iterable[str] | None
 
