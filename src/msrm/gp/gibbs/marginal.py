@@ -1,0 +1,216 @@
+"""Steps on the latent-marginal density: response parameters, length scale and residual timescales (DESIGN 5, step 1).
+
+A block of scalars theta is proposed together with the scale of the loadings it trades against: W_m becomes
+``kappa W_m`` with ``kappa = gain_m(theta) / gain_m(theta')``, gain^2 the prior variance of a functional of modality m.
+The Jacobian is ``kappa^(feature rows x K)``, null rows counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msrm.gp.data import Key, NodeLayout
+from msrm.gp.gibbs.design import Design
+from msrm.gp.gibbs.proposals import BlockProposal
+from msrm.gp.gibbs.state import Current, State
+from msrm.gp.parameters import FreeLengthScale, Specification
+from msrm.gp.statespace import Posterior, StateSpace
+from msrm.gp.terms import OrnsteinUhlenbeck
+from msrm.latent_grid import functionals
+from msrm.nodes import GroupStatistics
+from msrm.priors import Prior
+
+__all__ = ["Block", "Marginal", "prior_blocks"]
+
+Array = NDArray[np.float64]
+_FIRST_SPREAD = 0.05  # of the prior's interquartile range: small against the prior, and it grows within sweeps
+
+
+@dataclass(frozen=True)
+class Block:
+    """Scalars proposed together.
+
+    Attributes
+    ----------
+    names : tuple of str
+        As in :meth:`State.with_parameter`.
+    priors : tuple of Prior
+    logarithmic : tuple of bool
+        Coordinates that are logarithms.
+    modalities : tuple of str
+        Whose nodes change.
+    scaled : tuple of str
+        Whose loadings are scaled along.
+    """
+
+    names: tuple[str, ...]
+    priors: tuple[Prior, ...]
+    logarithmic: tuple[bool, ...]
+    modalities: tuple[str, ...]
+    scaled: tuple[str, ...]
+
+    def coordinates(self, state: State) -> Array:
+        """Where the block is, unbounded coordinates (d,)."""
+        values = [state.parameter(name) for name in self.names]
+        return np.array([np.log(v) if log else v for v, log in zip(values, self.logarithmic, strict=True)])
+
+    def values(self, coordinates: Array) -> list[float]:
+        """Physical values of coordinates."""
+        return [float(np.exp(x)) if log else float(x) for x, log in zip(coordinates, self.logarithmic, strict=True)]
+
+    def log_density(self, coordinates: Array) -> float:
+        """Log prior density of the coordinates, minus infinity outside the bounds."""
+        total = 0.0
+        for value, x, log, prior in zip(
+            self.values(coordinates), coordinates, self.logarithmic, self.priors, strict=True
+        ):
+            inside = prior.lower < value < prior.upper
+            total += (float(prior.log_density(value)) if inside else -np.inf) + (x if log else 0.0)
+        return total
+
+    def first_proposal(self) -> BlockProposal:
+        """The walk that tuning starts from."""
+        quartiles = [prior.quantile(np.array([0.25, 0.75])) for prior in self.priors]
+        spread = [
+            float(np.diff(np.log(q) if log else q)[0]) for q, log in zip(quartiles, self.logarithmic, strict=True)
+        ]
+        return BlockProposal(_FIRST_SPREAD * np.array(spread))
+
+
+def prior_blocks(specification: Specification, modalities: tuple[str, ...]) -> tuple[Block, ...]:
+    """One block for each modality's free response parameters, each residual timescale and the length scale."""
+    blocks = []
+    for modality in modalities:
+        response = specification.responses[modality]
+        if response.free:
+            names = tuple(f"response/{modality}/{name}" for name in response.free)
+            priors = tuple(free.bounded_prior for free in response.free.values())
+            logs = tuple(name in response.positive for name in response.free)
+            blocks.append(Block(names, priors, logs, (modality,), (modality,)))
+        residual = specification.residual(modality)
+        if isinstance(residual, OrnsteinUhlenbeck) and residual.free is not None:
+            names = (f"residual_timescale/{modality}",)
+            blocks.append(Block(names, (residual.free.bounded_prior,), (True,), (modality,), ()))
+    if isinstance(specification.length_scale, FreeLengthScale):
+        filtered = tuple(m for m in modalities if not specification.responses[m].is_identity)
+        blocks.append(Block(("length_scale",), (specification.length_scale.prior,), (True,), modalities, filtered))
+    return tuple(blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Marginal:
+    """The density of the parameters with the latents integrated out.
+
+    Attributes
+    ----------
+    specification : Specification
+    layout : NodeLayout
+    backend : StateSpace
+    """
+
+    specification: Specification
+    layout: NodeLayout
+    backend: StateSpace
+
+    def current(self, state: State, design: Design | None = None) -> Current:
+        """Everything a sweep needs to start from a state, which is left as it is.
+
+        Parameters
+        ----------
+        state : State
+        design : Design, optional
+            One at the state's residual timescales.
+        """
+        state = replace(state, rows=dict(state.rows), noise=dict(state.noise))
+        design = Design.of(self.specification, self.layout, state.timescales) if design is None else design
+        by_modality = {m: design.statistics(m, state.rows, state.noise) for m in design.modalities}
+        statistics = {run: {m: by_modality[m][run] for m in groups} for run, groups in self.layout.groups.items()}
+        posteriors = {run: self.posterior(run, state, given) for run, given in statistics.items()}
+        return Current(state, design, statistics, posteriors, design.constant(state.rows, state.noise), {}, {})
+
+    def posterior(self, run: str, state: State, statistics: Mapping[str, GroupStatistics]) -> Posterior:
+        """Latent states of one run given the parameters."""
+        return self.backend.posterior(run, state.responses, state.length_scale, statistics)
+
+    def step(
+        self, rng: np.random.Generator, current: Current, block: Block, proposal: BlockProposal, *, tune: bool
+    ) -> Current:
+        """One Metropolis-Hastings step of a block and the loadings that go with it."""
+        here = block.coordinates(current.state)
+        there, log_ratio, walked = proposal.propose(rng, here)
+        log_ratio += block.log_density(there) - block.log_density(here)
+        moved, probability = current, 0.0
+        if np.isfinite(log_ratio):
+            moved, change = self._moved(current, block, block.values(there))
+            change += moved.log_likelihood - current.log_likelihood
+            # A failed factorization gives NaN: the proposal is refused.
+            probability = float(np.exp(min(0.0, log_ratio + change))) if np.isfinite(change) else 0.0
+        accepted = rng.uniform() < probability
+        if tune:
+            proposal.learn(there if accepted else here, probability, walked)
+        return moved if accepted else current
+
+    def _moved(self, current: Current, block: Block, values: list[float]) -> tuple[Current, float]:
+        """The sweep at other values of a block, and the log prior and Jacobian of the loadings that went along."""
+        state = current.state
+        for name, value in zip(block.names, values, strict=True):
+            state = state.with_parameter(name, value)
+        design, constant = current.design, current.constant
+        statistics = {run: dict(groups) for run, groups in current.statistics.items()}
+        timescales = [m for m in block.modalities if state.timescales[m] != current.state.timescales[m]]
+        for modality in (m for m in timescales if np.isfinite(state.timescales[m])):
+            constant -= design.constant(state.rows, state.noise, modality)
+            design = design.at(modality, state.timescales[modality])
+            constant += design.constant(state.rows, state.noise, modality)
+            for run, given in design.statistics(modality, state.rows, state.noise).items():
+                statistics[run][modality] = given
+        rows, change = dict(state.rows), 0.0
+        for modality in block.scaled:
+            kappa = self._gain(current.state, modality) / self._gain(state, modality)
+            change += self._scaled(rows, statistics, design, modality, kappa)
+        state = replace(state, rows=rows)
+        posteriors = {
+            run: self.posterior(run, state, groups) if set(groups) & set(block.modalities) else current.posteriors[run]
+            for run, groups in statistics.items()
+        }
+        return Current(state, design, statistics, posteriors, constant, {}, {}), change
+
+    def _scaled(
+        self,
+        rows: dict[Key, Array],
+        statistics: dict[str, dict[str, GroupStatistics]],
+        design: Design,
+        modality: str,
+        kappa: float,
+    ) -> float:
+        """Scale a modality's loadings by kappa; the change of their log prior plus the log Jacobian."""
+        size, squares = self.specification.n_factors, 0.0
+        for key in [key for key in rows if key[1] == modality]:
+            squares += float(np.square(rows[key][:, :size]).sum())
+            rows[key] = rows[key] * np.where(np.arange(rows[key].shape[1]) < size, kappa, 1.0)
+        for groups in statistics.values():
+            if modality in groups:
+                given = groups[modality]
+                groups[modality] = replace(
+                    given, precision=given.precision * kappa**2, information=given.information * kappa
+                )
+        prior = -0.5 * (kappa**2 - 1.0) * squares / self.specification.priors.loading_sd**2
+        return prior + design.feature_rows[modality] * size * float(np.log(kappa))
+
+    def _gain(self, state: State, modality: str) -> float:
+        """Prior sd of a functional of a modality, at its first node on the grid."""
+        backend = self.backend
+        run, group = next((run, groups[modality]) for run, groups in self.layout.groups.items() if modality in groups)
+        values = state.responses.get(modality)
+        made = functionals(
+            backend.grids[run], backend.matern, state.length_scale, group.response, values, group.times[:1]
+        )
+        matern, weights = backend.matern, made.rows.weights[0].reshape(-1, backend.matern.dimension)
+        lags = matern.rate(state.length_scale) * backend.step * np.arange(len(weights))
+        forward = matern.transition(lags) @ matern.stationary
+        total = float(made.residual[0] + np.einsum("li,ij,lj->", weights, forward[0], weights))
+        for lag in range(1, len(weights)):
+            total += 2.0 * float(np.einsum("li,ij,lj->", weights[lag:], forward[lag], weights[:-lag]))
+        return float(np.sqrt(total))
