@@ -20,7 +20,7 @@ __all__ = ["FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"]
 
 _RESERVED = ("kind", "msrm_format", "msrm_version", "created")
 # Fitted classes of the package, each with `to_tree` and `from_tree`; the name is the archive's kind.
-_FITTED = ("RMSRM",)
+_FITTED = ("RMSRM", "GPMSRM")
 
 
 def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) -> Path:

@@ -19,7 +19,7 @@ from msrm import responses
 from msrm.priors import LogNormal, Normal, Prior, Uniform
 from msrm.responses import Free, Response
 
-__all__ = ["prior_from_plain", "response_from_plain", "to_plain"]
+__all__ = ["free_from_plain", "prior_from_plain", "response_from_plain", "to_plain"]
 
 _RESPONSES = {
     name: kind
@@ -73,7 +73,7 @@ def response_from_plain(table: Mapping[str, Any], where: str) -> Response:
     family, arguments = _family(table, _RESPONSES, where)
     for name, value in arguments.items():
         if isinstance(value, Mapping):
-            arguments[name] = _free_from_plain(value, f"{where}.{name}")
+            arguments[name] = free_from_plain(value, f"{where}.{name}")
         elif isinstance(value, list):
             arguments[name] = np.asarray(value, dtype=float)
     return _built(family, arguments, where)
@@ -91,7 +91,7 @@ def prior_from_plain(table: Mapping[str, Any], where: str) -> Prior:
     return _built(family, arguments, where)
 
 
-def _free_from_plain(table: Mapping[str, Any], where: str) -> Free:
+def free_from_plain(table: Mapping[str, Any], where: str) -> Free:
     """A free parameter of ``start``, ``bounds`` and perhaps ``prior``."""
     arguments = dict(table)
     if isinstance(arguments.get("prior"), Mapping):

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"GPMSRM": "model", "UnitsWarning": "model"}
+_HOMES = {"GPMSRM": "estimator", "UnitsWarning": "model"}
 
 __all__ = ["GPMSRM", "UnitsWarning"]
 
@@ -15,5 +15,5 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from msrm.gp.model import GPMSRM as GPMSRM
+    from msrm.gp.estimator import GPMSRM as GPMSRM
     from msrm.gp.model import UnitsWarning as UnitsWarning

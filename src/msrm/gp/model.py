@@ -6,7 +6,6 @@ This module turns constructor arguments into a :class:`~msrm.gp.parameters.Speci
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from msrm.estimator import Estimator
 from msrm.gp.backends import LIKELIHOODS, Choice, select_likelihood
 from msrm.gp.data import Key, NodeLayout, PairData, pair_data
+from msrm.gp.fitted import Standardization
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import FreeLengthScale, Layout, Parameters, Specification
 from msrm.gp.refinement import LikelihoodError, resolved
@@ -33,15 +33,7 @@ class UnitsWarning(UserWarning):
     """Data whose units do not meet the priors."""
 
 
-@dataclass(frozen=True, eq=False)
-class Standardization:
-    """Mean and scale of each feature of a participant-modality, data units."""
-
-    mean: np.ndarray
-    scale: np.ndarray
-
-
-class GPMSRM(Estimator):
+class GPDensity(Estimator):
     """Gaussian-process multimodal shared response model.
 
     Factors are independent Matern processes in each run, streams see them through their modality's response, and
@@ -69,13 +61,21 @@ class GPMSRM(Estimator):
     likelihood : {"auto", "dense", "statespace"}
     likelihood_tolerance : float
         Largest error of the log likelihood, nats.
+    n_starts : int
+        Starts of the MAP: principal components with a grid over responses, the translated R-MSRM fit, then prior draws.
+    max_iter : int
+        Accepted steps of one start, at most.
+    tol : float
+        Converged when the Newton decrement of the projected gradient is below it, nats.
     seed : int
+    progress : bool, optional
+        A progress bar; by default on a terminal only.
 
     Examples
     --------
     >>> from msrm.responses import Identity
-    >>> GPMSRM(2, {"rating": Identity()})
-    GPMSRM(n_factors=2, responses={'rating': Identity()})
+    >>> GPDensity(2, {"rating": Identity()})
+    GPDensity(n_factors=2, responses={'rating': Identity()})
     """
 
     def __init__(
@@ -93,7 +93,11 @@ class GPMSRM(Estimator):
         powers: Mapping[str, float] | None = None,
         likelihood: str = "auto",
         likelihood_tolerance: float = 0.05,
+        n_starts: int = 3,
+        max_iter: int = 500,
+        tol: float = 1e-4,
         seed: int = 0,
+        progress: bool | None = None,
     ) -> None:
         self.n_factors = n_factors
         self.responses = responses
@@ -107,7 +111,11 @@ class GPMSRM(Estimator):
         self.powers = powers
         self.likelihood = likelihood
         self.likelihood_tolerance = likelihood_tolerance
+        self.n_starts = n_starts
+        self.max_iter = max_iter
+        self.tol = tol
         self.seed = seed
+        self.progress = progress
 
     @property
     def specification(self) -> Specification:
@@ -287,7 +295,7 @@ def likelihood_of(specification: Specification, pairs: list[PairData], name: str
     return Likelihood(specification, layout, choice.backend), choice
 
 
-def _check_choices(model: GPMSRM) -> None:
+def _check_choices(model: GPDensity) -> None:
     if not isinstance(model.n_factors, int | np.integer) or model.n_factors < 1:
         raise ValueError(f"n_factors must be a positive integer, found {model.n_factors!r}.")
     for modality, response in model.responses.items():

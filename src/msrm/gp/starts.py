@@ -39,7 +39,7 @@ class Start:
 
 def component_starts(likelihood: Likelihood) -> Iterator[Start]:
     """Principal components of the largest group of pairs on one clock, with the best and the next best responses."""
-    parameters = _at_rest(likelihood)
+    parameters = parameters_at_rest(likelihood)
     leaders = _leaders(likelihood)
     for pair, loading, noise in _components(leaders, likelihood.specification.n_factors):
         parameters[f"loading/{pair.participant}/{pair.modality}"] = loading
@@ -55,17 +55,17 @@ def component_starts(likelihood: Likelihood) -> Iterator[Start]:
 
 def prior_start(likelihood: Likelihood, rng: np.random.Generator, name: str) -> Start:
     """A draw from the prior, with offsets at the means and noise at most the variance of the data."""
-    layout, parameters = likelihood.layout, _at_rest(likelihood)
+    layout, parameters = likelihood.layout, parameters_at_rest(likelihood)
     for key, shape in layout.shapes.items():
         sd = layout.normal_sd(key)
         if key.startswith("loading/"):
-            parameters[key] = rng.standard_normal(shape) * sd
+            parameters[key] = rng.standard_normal(shape) * (sd or 0.0)
         elif key in layout.scalar_priors and not key.startswith("noise/"):
             parameters[key] = np.asarray(float(layout.scalar_priors[key].sample(rng)))
     return Start(name, parameters)
 
 
-def _at_rest(likelihood: Likelihood) -> Parameters:
+def parameters_at_rest(likelihood: Likelihood) -> Parameters:
     """No loadings, offsets at the means, noise the variance of the data, scalars where they start."""
     layout, specification = likelihood.layout, likelihood.specification
     out = {name: np.zeros(shape) for name, shape in layout.shapes.items()}

@@ -1,0 +1,378 @@
+"""The GP-MSRM estimator: the MAP fit, its evidence, and what is asked of it (DESIGN 2, 5, 9).
+
+Arguments, density and gradient are :mod:`msrm.gp.model`; the search is :mod:`msrm.gp.map`; prediction and calibration
+are functions of the plain :class:`~msrm.gp.fitted.FittedGP` that a fit ends in.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import xarray as xr
+
+from msrm import archive
+from msrm.asking import Targets, Times
+from msrm.gp import prediction
+from msrm.gp.backends import Choice
+from msrm.gp.calibration import calibrated, raw_parameters
+from msrm.gp.fitted import FittedGP, Standardization, training_nodes
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.map import MapResult, StartRecord, maximize
+from msrm.gp.model import GPDensity
+from msrm.gp.rotation import principal
+from msrm.gp.starts import Start, component_starts, prior_start
+from msrm.gp.translation import translated_start
+from msrm.gp.tree import fitted_from_tree, fitted_tree, starts_from_tree, starts_tree
+from msrm.nodes import usable_rows
+from msrm.recording import Recording
+from msrm.regularized import ConvergenceWarning, NotFittedError
+
+_CONDITION_MODES = ("frozen",)
+
+
+class GPMSRM(GPDensity):
+    __doc__ = (
+        (GPDensity.__doc__ or "").replace("GPDensity", "GPMSRM")
+        + """
+    Attributes
+    ----------
+    objective_ : float
+        -(log likelihood + log prior) at the MAP, every constant included, on the fit's grid.
+    log_likelihood_, log_prior_ : float
+    likelihood_error_ : float
+        |log likelihood - its value for a vanishing grid spacing|, nats; 0 for the exact backend.
+    parameters_ : {name: array}
+        As in DESIGN 9, in raw features; those of the standardized data with ``standardize=True``. Factors are rotated
+        to the principal axes of the summed precision of the loadings, ordered by it, and signed so that loadings sum
+        to a positive number: a convention, since the model does not know directions.
+    responses_ : {modality: Response}
+    length_scale_ : float
+    explained_variance_ : DataArray (factor,)
+        Share of the data's variance that each factor's posterior mean carries.
+    latent_power_ : DataArray (factor,)
+        Mean of E[z^2] over the training data's times; 1 a priori. The MAP with many features inflates it.
+    n_iter_ : int
+    converged_ : bool
+    stop_reason_ : str
+    decrement_ : float
+        Newton decrement of the projected gradient where the search stopped, nats.
+    starts_ : tuple of StartRecord
+    at_bounds_ : tuple of str
+    backend_ : dict
+        Name, reason, grid spacing in seconds, modalities with residual variances.
+    recording_digest_ : str
+    """
+    )
+
+    def fit(self, recording: Recording) -> Self:
+        """Find the MAP.
+
+        Parameters
+        ----------
+        recording : Recording
+
+        Returns
+        -------
+        GPMSRM
+            Itself. An interrupt from the keyboard ends the search; the best point so far is kept, not converged.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments or recordings that cannot be used, or an objective that is finite at no start.
+
+        Warns
+        -----
+        ConvergenceWarning
+            When the search did not converge.
+        UserWarning
+            When another basin ends within 10 nats, or the likelihood's error exceeds its tolerance.
+        """
+        if not isinstance(recording, Recording):
+            raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
+        if not (isinstance(self.n_starts, int | np.integer) and self.n_starts >= 1):
+            raise ValueError(f"n_starts must be a positive integer, found {self.n_starts!r}.")
+        standardization = self.standardization(recording)
+        likelihood, choice = self.prepared(recording, reduce=True, standardization=standardization)
+        result = maximize(
+            likelihood,
+            self._starts(likelihood, recording, standardization),
+            tolerance=self.tol,
+            likelihood_tolerance=self.likelihood_tolerance,
+            max_iter=self.max_iter,
+            show=self.progress,
+        )
+        self._keep(recording, result, choice, standardization)
+        self._warn()
+        return self
+
+    def predict(
+        self,
+        recording: Recording,
+        *,
+        targets: Mapping[str, str | Sequence[str]] | None = None,
+        source: str = "both",
+        times: Any = None,
+        noise: bool = False,
+        joint: bool = False,
+    ) -> xr.DataTree:
+        """Predict streams from other streams of the same runs, with variances.
+
+        Parameters
+        ----------
+        recording : Recording
+            Of fitted participants, any runs.
+        targets : dict from participant to modalities, optional
+            Streams to predict; they are removed from the recording before anything is computed. By default every
+            stream is predicted and none removed.
+        source : {"within", "across", "both"}
+            Predict from the target's participant's own streams, the other participants' streams, or both.
+        times : array, {run: array} or {run: {modality: array}}, optional
+            When to predict, seconds; by default where the target was measured.
+        noise : bool
+            Variances of new observations instead of the signal: v is added.
+        joint : bool
+            Also ``covariance`` (time, feature, other_feature): over features at each time.
+
+        Returns
+        -------
+        DataTree participant / run / modality
+            ``mean`` and ``variance`` (time, feature) in data units at the MAP's parameters, ``supported`` (time,):
+            whether the response sees only stretches of latent that source data cover. Without sources the prior.
+
+        Raises
+        ------
+        ValueError
+            For unknown names.
+        """
+        return prediction.predict(self._fitted, recording, targets, source, times, noise=noise, joint=joint)
+
+    def infer_latent(
+        self, recording: Recording | None = None, *, times: Any = None, joint: bool = False
+    ) -> xr.DataTree:
+        """The latents of a recording's runs, or without one of the training runs, at the fitted parameters.
+
+        Parameters
+        ----------
+        recording : Recording, optional
+        times : array or {run: array}, optional
+            Seconds; by default every quarter length scale over the run's data.
+        joint : bool
+            Also ``covariance`` (time, factor, other_factor): over factors at each time.
+
+        Returns
+        -------
+        DataTree by run
+            ``mean`` and ``variance`` (time, factor), ``supported`` (time,). They depend on the convention for factors.
+        """
+        return prediction.infer_latent(self._fitted, recording, times, joint=joint)
+
+    def transform(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
+        """The latents of every participant from its own streams alone: participant / run, each as `infer_latent`."""
+        return prediction.transform(self._fitted, recording, times)
+
+    def condition(
+        self,
+        recording: Recording,
+        *,
+        targets: Targets = None,
+        source: str = "both",
+        times: Times = None,
+        noise: bool = False,
+        mode: str = "frozen",
+    ) -> xr.DataTree:
+        """New runs at the MAP's parameters: latents under ``latent``, predictions under ``predicted``.
+
+        Parameters
+        ----------
+        recording : Recording
+        targets, source, times, noise
+            As in `predict`; targets enter neither latents nor predictions.
+        mode : {"frozen"}
+            Parameters held at the MAP.
+
+        Raises
+        ------
+        ValueError
+            For another mode, and as `predict`.
+        """
+        if mode not in _CONDITION_MODES:
+            raise ValueError(
+                f"mode must be 'frozen' for a MAP, found {mode!r}: to let new runs move the parameters, fit them "
+                "together (msrm.concat_runs) or condition draws."
+            )
+        fitted = self._fitted
+        known = recording if targets is None else recording.drop(targets=dict(targets))
+        nodes = {
+            "latent": prediction.infer_latent(fitted, known, None, joint=False),
+            "predicted": prediction.predict(fitted, recording, targets, source, times, noise=noise, joint=False),
+        }
+        return xr.DataTree(children=nodes)
+
+    def calibrate(self, recording: Recording) -> "GPMSRM":
+        """Add participants measured in runs of the fit; responses, length scale and everyone else's parameters stay.
+
+        Parameters
+        ----------
+        recording : Recording
+            Only streams of new participants, in runs and modalities that the fit has.
+
+        Returns
+        -------
+        GPMSRM
+            A new fitted estimator with the loadings, offsets and noise of both.
+
+        Raises
+        ------
+        ValueError
+            For participants already in the fit, unknown runs or modalities.
+        """
+        fitted = self._fitted
+        joined, converged, reason = calibrated(
+            fitted, recording, self.standardization(recording), max_iter=self.max_iter, tolerance=self.tol
+        )
+        if not converged:
+            warnings.warn(f"The calibration did not converge: {reason}.", ConvergenceWarning, stacklevel=2)
+        out = type(self)(**self.get_params())
+        out.__dict__.update({name: value for name, value in self.__dict__.items() if name.endswith("_")})
+        out._describe(joined)
+        return out
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
+        return archive.save_fit(self, path)
+
+    def to_tree(self) -> xr.DataTree:
+        """The fit as plain numbers and text."""
+        nodes = fitted_tree(self, self._fitted) | starts_tree(self.starts_)
+        nodes["/"] = xr.Dataset(
+            {
+                "explained_variance": self.explained_variance_,
+                "latent_power": self.latent_power_,
+                "history": ("iteration", self.history_),
+            },
+            attrs={name: getattr(self, f"{name}_") for name in _EVIDENCE},
+        )
+        return xr.DataTree.from_dict(nodes)
+
+    @classmethod
+    def from_tree(cls, tree: xr.DataTree) -> "GPMSRM":
+        """The fit of a tree made by :meth:`to_tree`; it predicts identically."""
+        arguments, fitted = fitted_from_tree(tree)
+        out = cls(**arguments)
+        for name in _EVIDENCE:
+            setattr(out, f"{name}_", tree.attrs[name])
+        out.at_bounds_ = tuple(out.at_bounds_)
+        out.converged_ = bool(out.converged_)
+        root = tree.to_dataset()
+        out.explained_variance_, out.latent_power_ = root["explained_variance"], root["latent_power"]
+        out.history_ = root["history"].values
+        out.starts_ = starts_from_tree(tree)
+        out._describe(fitted)
+        return out
+
+    @property
+    def _fitted(self) -> FittedGP:
+        if not hasattr(self, "model_"):
+            raise NotFittedError("This GPMSRM is not fitted yet; call fit(recording) first.")
+        return self.model_
+
+    def _starts(
+        self, likelihood: Likelihood, recording: Recording, standardization: dict[tuple[str, str], Standardization]
+    ) -> list[Callable[[], Sequence[Start]]]:
+        rng = np.random.default_rng(self.seed)
+        translated = partial(translated_start, likelihood, recording, standardization, edges=self.edges, seed=self.seed)
+        makers: list[Callable[[], Sequence[Start]]] = [
+            lambda: list(component_starts(likelihood)),
+            lambda: [translated()],
+        ]
+        makers += [partial(_prior_starts, likelihood, rng, i + 1) for i in range(max(self.n_starts - 2, 0))]
+        return makers[: self.n_starts]
+
+    def _keep(
+        self,
+        recording: Recording,
+        result: MapResult,
+        choice: Choice,
+        standardization: dict[tuple[str, str], Standardization],
+    ) -> None:
+        likelihood = result.likelihood
+        parameters, explained, power = principal(likelihood, result.point.parameters)
+        usable = usable_rows(recording, likelihood.specification.responses, edges=self.edges)
+        backend = likelihood.backend
+        self.objective_ = result.point.value
+        self.log_prior_ = likelihood.layout.log_prior(parameters)
+        self.log_likelihood_ = -self.objective_ - self.log_prior_
+        self.likelihood_error_ = float(result.error.error)
+        self.n_iter_, self.n_evaluations_ = result.n_iter, result.n_evaluations
+        self.converged_, self.stop_reason_, self.decrement_ = result.converged, result.reason, result.decrement
+        self.at_bounds_ = result.at_bounds
+        self.history_ = result.history
+        self.recording_digest_ = recording.digest()
+        factor = {"factor": np.arange(1, self.n_factors + 1)}
+        self.explained_variance_ = xr.DataArray(explained, factor, ("factor",))
+        self.latent_power_ = xr.DataArray(power, factor, ("factor",))
+        self.starts_: tuple[StartRecord, ...] = result.starts
+        step = float(getattr(backend, "step", np.nan))
+        residual = frozenset(getattr(backend, "residual", frozenset()))
+        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "residual": sorted(residual)}
+        self._describe(
+            FittedGP(
+                likelihood.specification,
+                self.edges,
+                choice.name,
+                step,
+                residual,
+                {pair.key: recording.features(*pair.key) for pair in likelihood.nodes.pairs},
+                standardization,
+                raw_parameters(likelihood, parameters),
+                training_nodes(likelihood, parameters),
+                {run: usable.domains[run] for run in likelihood.nodes.groups},
+            )
+        )
+
+    def _describe(self, fitted: FittedGP) -> None:
+        """Set what follows from the fitted model alone."""
+        self.model_ = fitted
+        self.responses_ = fitted.responses
+        self.length_scale_ = fitted.length_scale
+        self.parameters_ = fitted.parameters
+
+    def _warn(self) -> None:
+        if not self.converged_:
+            warnings.warn(
+                f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}. "
+                "It is the best point so far; raise max_iter or n_starts.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        elif not self.likelihood_error_ <= self.likelihood_tolerance:
+            warnings.warn(
+                f"The log likelihood's error of {self.likelihood_error_:.3g} nats exceeds likelihood_tolerance="
+                f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+_EVIDENCE = (
+    "objective",
+    "log_prior",
+    "log_likelihood",
+    "likelihood_error",
+    "n_iter",
+    "n_evaluations",
+    "converged",
+    "stop_reason",
+    "decrement",
+    "at_bounds",
+    "backend",
+    "recording_digest",
+)
+
+
+def _prior_starts(likelihood: Likelihood, rng: np.random.Generator, number: int) -> list[Start]:
+    return [prior_start(likelihood, rng, f"prior draw {number}")]
