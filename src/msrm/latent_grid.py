@@ -17,7 +17,8 @@ from numpy.polynomial.legendre import leggauss
 from msrm.banded import TemporalRows
 from msrm.responses import Response, quadrature
 
-_NOISE_POINTS = 24  # integrates polynomials of degree 4 times exp(-2 u) to rounding over steps up to 8 rates
+_LONG = 3.0  # scaled time from which P - A P A' has no cancellation
+_NOISE_POINTS = 20  # integrate polynomials of degree 4 times exp(-2 u) to rounding up to there
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,20 @@ class Matern:
     def noise(self, x: np.ndarray | float) -> np.ndarray:
         """Covariance of the states a time x after they are known, (..., state, state).
 
-        Integrated rather than taken as ``P - A P A'``, which loses all digits of its smallest entries, of order
-        x^(2 dimension - 1), when x is small.
+        Short times are integrated: ``P - A P A'`` loses all digits of its smallest entries, of order
+        x^(2 dimension - 1).
         """
         points, weights = leggauss(_NOISE_POINTS)
-        scaled = np.asarray(x, dtype=float)[..., None]
-        slopes = self.noise_slope(scaled * (points + 1.0) / 2.0)
-        return np.einsum("...q,...qij->...ij", scaled * weights / 2.0, slopes)
+        given = np.asarray(x, dtype=float)[..., None]
+        short = np.minimum(given, _LONG)
+        integral = np.einsum(
+            "...q,...qij->...ij", short * weights / 2.0, self.noise_slope(short * (points + 1.0) / 2.0)
+        )
+        if np.all(given <= _LONG):
+            return integral
+        transition = self.transition(x)
+        left = self.stationary - transition @ self.stationary @ np.swapaxes(transition, -1, -2)
+        return np.where(given[..., None] > _LONG, left, integral)
 
 
 @dataclass(frozen=True)
