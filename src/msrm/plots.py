@@ -38,8 +38,8 @@ def latents(
     Parameters
     ----------
     latent : DataTree by run, or Dataset of one run
-        What ``fit.infer_latent(recording)`` returns: ``mean`` (time, factor), ``supported`` (time,) and for a GP
-        ``variance`` (time, factor).
+        What ``fit.infer_latent(recording)`` returns: ``mean`` (time, factor), ``supported`` (time,), for a GP
+        ``variance`` (time, factor), and where participants have their own ``path`` (time, participant, factor).
     runs : sequence of str, optional
         The runs to draw; all by default.
     reference : {run: DataArray (time, factor)}, optional
@@ -69,8 +69,12 @@ def latents(
         times = data["time"].values
         for row in range(count):
             axis, colour = axes[row, column], _COLOURS[row % len(_COLOURS)]
-            path = data["mean"].values[:, row]
-            _line_with_support(axis, times, path, _supported(data), colour)
+            if "path" in data:
+                own = data["path"].transpose("time", "participant", "factor").values[:, :, row]
+                axis.plot(times, own, color=colour, lw=0.6, alpha=0.5)
+            if "mean" in data:
+                path = data["mean"].values[:, row]
+                _line_with_support(axis, times, path, _supported(data), colour)
             if "variance" in data:
                 _band(axis, times, path, data["variance"].values[:, row], colour)
             if reference is not None and run in reference:

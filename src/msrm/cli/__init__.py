@@ -199,6 +199,12 @@ def evaluate(
     fitted: Annotated[
         Path | None, typer.Option("--fit", help="Score this fit instead of fitting; RECORDING was not used in it.")
     ] = None,
+    training: Annotated[
+        Path | None, typer.Option(help="With --fit: the recording that the fit was made from, for the baselines.")
+    ] = None,
+    training_run: Annotated[
+        list[str] | None, typer.Option("--training-run", help="The runs that the fit used. Repeatable.")
+    ] = None,
     config: Config = None,
     settings: Set = None,
     hold_out: Annotated[HoldOut, typer.Option(help="What each fold leaves out.")] = HoldOut.RUNS,
@@ -227,12 +233,13 @@ def evaluate(
 
         msrm evaluate rec.nc -c fit.toml --hold-out runs
         msrm evaluate rec.nc -c fit.toml --hold-out participants -t p1/rating --json
-        msrm evaluate new.nc --fit fit.nc -t p1/rating
+        msrm evaluate rec.nc --fit fit.nc --run run-3 --training rec.nc --training-run run-1 --training-run run-2
     """
     options = {"hold_out": hold_out.value, "folds": folds, "source": None if source is None else source.value}
     options |= {"n_jobs": n_jobs, "seed": seed}
     part = _selection(task, participant, run, modality)
-    _do("evaluate", json, recording, fitted, config, settings, target, options, out, part)
+    fit_made = {"path": fitted, "training": training, "runs": training_run}
+    _do("evaluate", json, recording, fit_made, config, settings, target, options, out, part)
 
 
 @app.command(rich_help_panel="Looking")
@@ -240,7 +247,9 @@ def plot(
     archive: Annotated[Path, typer.Argument(metavar="FIT", help="A fit, or for `--what prediction` predictions.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The picture to write: .png, .pdf or .svg.")],
     what: Annotated[Picture, typer.Option(help="What to draw.")] = Picture.RESPONSES,
-    recording: Annotated[Path | None, typer.Option(help="The recording, for latents and predictions.")] = None,
+    recording: Annotated[
+        Path | None, typer.Option(help="The recording; latents: of this one, with data support, not of the fit itself.")
+    ] = None,
     participant: Annotated[list[str] | None, typer.Option("--participant", help="Draw these only.")] = None,
     run: Annotated[list[str] | None, typer.Option("--run", help="Draw these only.")] = None,
     modality: Annotated[str | None, typer.Option("--modality", help="Draw this one.")] = None,

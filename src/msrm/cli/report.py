@@ -46,6 +46,7 @@ def fit_facts(fitted: Any) -> dict[str, Any]:
         "model": type(fitted).__name__,
         "objective": float(fitted.objective_),
         "converged": bool(fitted.converged_),
+        "stop_reason": str(fitted.stop_reason_),
         "iterations": int(fitted.n_iter_),
         "starts": len(fitted.starts_),
         "responses": {
@@ -60,7 +61,7 @@ def fit_facts(fitted: Any) -> dict[str, Any]:
 
 def fit_lines(facts: Mapping[str, Any]) -> list[str]:
     """A fit in a few lines."""
-    state = "converged" if facts["converged"] else "NOT converged: raise max_iter or n_init, and look at starts_"
+    state = "converged" if facts["converged"] else f"NOT converged: {facts['stop_reason']}"
     lines = [
         f"{facts['model']}: objective {facts['objective']:.6g}, {state} ({facts['iterations']} iterations, "
         f"best of {facts['starts']} start{'s' if facts['starts'] != 1 else ''})"
@@ -71,7 +72,8 @@ def fit_lines(facts: Mapping[str, Any]) -> list[str]:
             values = [f"{k} {v:.3f}" for k, v in response.items() if isinstance(v, float)]
             lines.append(f"  {label}: {response['family']} {', '.join(values)}".rstrip())
     if facts["penalties"]:
-        lines.append("  penalties: " + ", ".join(f"{name} {value:.3g}" for name, value in facts["penalties"].items()))
+        chosen = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts["penalties"].items()]
+        lines.append("  penalties: " + ", ".join(chosen))
     return lines
 
 
@@ -86,7 +88,9 @@ def score_facts(scores: xr.Dataset) -> dict[str, Any]:
         for stream in scores["stream"].values
     }
     overall = {
-        str(predictor): {q: float(scores[f"overall_{q}"].sel(predictor=predictor)) for q in quantities}
+        str(predictor): {
+            q: float(scores[f"overall_{q}"].sel(predictor=predictor)) for q in quantities if f"overall_{q}" in scores
+        }
         for predictor in scores["predictor"].values
     }
     return {"overall": overall, "streams": streams, **scores.attrs}

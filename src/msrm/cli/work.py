@@ -27,6 +27,8 @@ from msrm.evaluation import evaluate as evaluate_estimator
 from msrm.evaluation import score
 from msrm.plain import to_plain
 from msrm.recording import Recording, open_recording
+from msrm.regularized.solver import INTERRUPTED
+from msrm.runtime import guard
 from msrm.runtime.doctor import diagnose
 from msrm.runtime.facts import describe
 from msrm.sealed import is_sealed
@@ -60,12 +62,14 @@ def fit(
     settings, part = read_settings(config, assignments, flags)
     estimator = estimator_of(settings)
     recording = open_any(path, {**part, **selection})
+    guard()
     start = time.perf_counter()
     fitted = estimator.fit(recording)
     seconds = time.perf_counter() - start
     fitted.save(out)
     facts = {"archive": str(out), "seconds": seconds, **fit_facts(fitted)}
-    return Answer(facts, [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"])
+    lines = [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"]
+    return Answer(facts, lines, exit_code=130 if fitted.stop_reason_ == INTERRUPTED else 0)
 
 
 def predict(
@@ -95,7 +99,7 @@ def predict(
 
 def evaluate(
     path: Path,
-    fit_path: Path | None,
+    made: Mapping[str, Any],
     config: Path | None,
     assignments: Sequence[str] | None,
     targets: Sequence[str] | None,
@@ -103,18 +107,21 @@ def evaluate(
     out: Path | None,
     selection: Mapping[str, Any],
 ) -> Answer:
-    """Score held-out predictions, of copies of an estimator or of a fit."""
-    if fit_path is not None and (config is not None or assignments):
-        raise ValueError("--fit scores a fit as it is; leave out --config and --set")
+    """Score held-out predictions, of copies of an estimator or of a fit: `made` is its path, training and runs."""
     wanted, seed = _targets(targets), options.pop("seed")
-    if fit_path is not None:
-        recording = open_any(path, selection)
-        fitted, source = archive.open_fit(fit_path), options["source"] or "both"
-        scores = score(fitted, recording, targets=wanted, source=source, seed=seed or 0)
+    if made["path"] is not None:
+        if config is not None or assignments:
+            raise ValueError("--fit scores a fit as it is; leave out --config and --set")
+        fitted, recording = archive.open_fit(made["path"]), open_any(path, selection)
+        training = _training(fitted, made)
+        scores = score(
+            fitted, recording, training=training, targets=wanted, source=options["source"] or "both", seed=seed or 0
+        )
     else:
         settings, part = read_settings(config, assignments, {"seed": seed})
-        recording = open_any(path, {**part, **selection})
-        scores = evaluate_estimator(estimator_of(settings), recording, targets=wanted, seed=seed or 0, **options)
+        estimator, recording = estimator_of(settings), open_any(path, {**part, **selection})
+        guard()
+        scores = evaluate_estimator(estimator, recording, targets=wanted, seed=seed or 0, **options)
     if out is not None:
         archive.write_tree(xr.DataTree(scores.assign_attrs(recording_digest=recording.digest())), out, kind="Scores")
     return Answer(score_facts(scores), score_lines(scores))
@@ -132,9 +139,9 @@ def plot(
     """Draw and save one picture."""
     import_module("matplotlib").use("Agg")
     plots = import_module("msrm.plots")
-    if what in ("latents", "prediction") and recording_path is None:
-        raise ValueError(f"--what {what} needs --recording")
     if what == "prediction":
+        if recording_path is None:
+            raise ValueError("--what prediction needs --recording")
         axes = _plot_prediction(plots, path, open_any(recording_path, {} if task is None else {"task": task}), choice)
     else:
         fitted = archive.open_fit(path)
@@ -144,6 +151,8 @@ def plot(
             axes = plots.loadings(fitted, modality=choice["modality"], participants=choice["participants"])
         elif what == "convergence":
             axes = plots.convergence(fitted)
+        elif recording_path is None:
+            axes = plots.latents(fitted.latents_, runs=choice["runs"])
         else:
             recording = open_any(recording_path, {} if task is None else {"task": task})
             axes = plots.latents(fitted.infer_latent(recording), runs=choice["runs"])
@@ -219,6 +228,21 @@ def _targets(given: Sequence[str] | None) -> dict[str, list[str]] | None:
             raise ValueError(f"--target {word}: wanted PARTICIPANT/MODALITY, such as p1/rating")
         targets.setdefault(participant, []).append(modality)
     return targets
+
+
+def _training(fitted: Any, made: Mapping[str, Any]) -> Recording:
+    """The recording that a fit was made from, recognized by its digest."""
+    if made["training"] is None:
+        raise ValueError(
+            "--fit needs --training, the recording that the fit was made from; the baselines learn from it"
+        )
+    training = open_any(made["training"], {"runs": made["runs"]} if made["runs"] else {})
+    if training.digest() != fitted.recording_digest_:
+        raise ValueError(
+            f"{made['training']} is not what {made['path']} was fitted to (runs {', '.join(training.runs)}); "
+            "name its runs with --training-run"
+        )
+    return training
 
 
 def _regular_times(recording: Recording, every: float) -> dict[str, np.ndarray]:

@@ -1,0 +1,303 @@
+"""Every command from start to end, its JSON, its refusals in one line, and its exit codes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import msrm
+from msrm import archive, cli
+from msrm.cli.settings import estimator_of, read_settings
+from msrm.recording import RecordingWarning
+from msrm.regularized.solver import INTERRUPTED
+
+COMMANDS = ["simulate", "fit", "predict", "evaluate", "plot", "info", "doctor"]
+TOML = """
+n_factors = 2
+latent_step = 0.9
+seed = 3
+
+[responses.brain]
+family = "Identity"
+
+[responses.rating]
+family = "Gaussian"
+width = 0.6
+lag = {start = 0.0, bounds = [-1.5, 1.5], prior = {family = "Normal", mean = 0.5, sd = 1.0}}
+
+[responses.physiology]
+family = "Gaussian"
+width = 0.8
+lag = 1.0
+"""
+
+
+def run(*words: object) -> object:
+    """The outcome of one command: exit_code, stdout, stderr."""
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def answer(*words: object) -> dict:
+    """The JSON of a command that must end well."""
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def problem(*words: object) -> str:
+    """The one line of a command that must end with 1."""
+    done = run(*words)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("msrm: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """A folder with a recording of two runs, settings, and a fit of the first run."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "fit.toml").write_text(TOML)
+    options = ("--features", 8, "--participants", 3, "--runs", 2, "--seconds", 90, "--factors", 2)
+    answer("simulate", folder / "rec.nc", *options, "--truth", folder / "truth.nc")
+    answer("fit", folder / "rec.nc", folder / "fit.nc", "-c", folder / "fit.toml", "--run", "run-1")
+    return folder
+
+
+class TestStart:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help(self, command):
+        done = run(command, "--help")
+        assert done.exit_code == 0
+        assert "--json" in done.stdout
+        assert command in run("--help").stdout
+
+    def test_version(self):
+        assert run("--version").stdout == f"msrm {msrm.__version__}\n"
+
+    def test_help_needs_no_numbers(self):
+        code = (
+            "import sys, msrm.cli\n"
+            "heavy = {'numpy', 'scipy', 'xarray', 'jax', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+    def test_importing_the_package_is_quick(self):
+        def seconds(code: str) -> float:
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+            return time.perf_counter() - start
+
+        # The least of several, less what Python itself takes: a busy machine only ever adds.
+        bare = min(seconds("pass") for _ in range(5))
+        assert min(seconds("import msrm") for _ in range(5)) - bare < 0.5
+
+
+class TestCommands:
+    def test_simulate_and_info(self, work):
+        found = answer("info", work / "rec.nc")
+        recording = msrm.open_recording(work / "rec.nc")
+        assert found["digest"] == recording.digest()
+        assert found["runs"] == ["run-1", "run-2"]
+        assert found["streams"][0] == {
+            "stream": "p1/run-1/brain",
+            "times": 51,
+            "features": 8,
+            "first": 0.0,
+            "last": 90.0,
+            "missing": 0.0,
+        }
+        truth = archive.read_tree(work / "truth.nc")
+        _, made_by = msrm.simulate(features=8, participants=3, runs=2, seconds=90.0, factors=2)
+        np.testing.assert_array_equal(
+            truth["parameters/loading/p1/brain/value"].values, made_by.parameters["loading/p1/brain"]
+        )
+        np.testing.assert_array_equal(truth["latent/run-2/mean"].values, made_by.latent["run-2"].values)
+
+    def test_fit_is_the_fit_of_python(self, work):
+        found = answer("info", work / "fit.nc")
+        estimator = msrm.RMSRM(
+            n_factors=2,
+            latent_step=0.9,
+            seed=3,
+            responses={
+                "brain": msrm.Identity(),
+                "rating": msrm.Gaussian(width=0.6, lag=msrm.Free(0.0, bounds=(-1.5, 1.5), prior=msrm.Normal(0.5, 1.0))),
+                "physiology": msrm.Gaussian(width=0.8, lag=1.0),
+            },
+        )
+        same = estimator.fit(msrm.open_recording(work / "rec.nc").select(runs=["run-1"]))
+        assert found["fit"]["objective"] == same.objective_
+        assert found["fit"]["responses"]["rating"]["lag"] == same.responses_["rating"].start["lag"]
+        assert found["kind"] == "RMSRM"
+        assert found["recording_digest"] == same.recording_digest_
+        assert found["runtime"]["versions"]["numpy"] == np.__version__
+
+    def test_an_interrupted_fit_is_saved_and_ends_with_130(self, work, monkeypatch):
+        fit = msrm.RMSRM.fit
+
+        def interrupted(self, recording):
+            fit(self, recording)
+            self.stop_reason_, self.converged_ = INTERRUPTED, False
+            return self
+
+        monkeypatch.setattr(msrm.RMSRM, "fit", interrupted)
+        done = run("fit", work / "rec.nc", work / "half.nc", "-c", work / "fit.toml")
+        assert done.exit_code == 130
+        assert f"NOT converged: {INTERRUPTED}" in done.stdout
+        assert msrm.open_fit(work / "half.nc").n_iter_ > 0
+
+    def test_a_bids_folder(self, forrest):
+        with pytest.warns(RecordingWarning, match="constant"):
+            found = answer("info", forrest, "--task", "movie")
+        assert set(found["participants"]) == {"ao", "av", "movie"}
+
+    def test_predict(self, work):
+        words = ("predict", work / "fit.nc", work / "rec.nc", work / "out.nc", "-t", "p1/rating", "--run", "run-2")
+        found = answer(*words, "--source", "across")
+        assert [row["stream"] for row in found["streams"]] == ["p1/run-2/rating"]
+        saved = archive.read_tree(work / "out.nc")
+        recording = msrm.open_recording(work / "rec.nc").select(runs=["run-2"])
+        wanted = msrm.open_fit(work / "fit.nc").predict(recording, targets={"p1": ["rating"]}, source="across")
+        np.testing.assert_array_equal(saved["p1/run-2/rating/mean"].values, wanted["p1/run-2/rating/mean"].values)
+
+    def test_predict_at_regular_times(self, work):
+        words = ("predict", work / "fit.nc", work / "rec.nc", work / "fine.nc", "-t", "p1/rating", "--every", 0.5)
+        assert answer(*words)["streams"][0]["time"] == 181
+
+    def test_evaluate_by_runs(self, work):
+        out = work / "scores.nc"
+        found = answer("evaluate", work / "rec.nc", "-c", work / "fit.toml", "-t", "p1/rating", "-o", out)
+        assert found["hold_out"] == "runs"
+        assert set(found["streams"]) == {"p1/rating"}
+        assert {"fit", "training_mean", "ridge"} <= set(found["overall"])
+        saved = archive.read_tree(out).to_dataset()
+        assert float(saved["r2"].sel(stream="p1/rating", predictor="fit")) == found["streams"]["p1/rating"]["fit"]["r2"]
+
+    def test_evaluate_a_fit(self, work):
+        words = ("evaluate", work / "rec.nc", "--fit", work / "fit.nc", "--run", "run-2", "-t", "p1/rating")
+        done = run(*words, "--training", work / "rec.nc", "--training-run", "run-1")
+        assert done.exit_code == 0, done.stderr
+        assert "held-out R2" in done.stdout
+        assert done.stdout.count("*") >= 3
+        assert "--fit needs --training" in problem(*words)
+        assert "is not what" in problem(*words, "--training", work / "rec.nc")
+
+    @pytest.mark.parametrize("what", ["responses", "latents", "loadings", "convergence"])
+    def test_plot(self, work, what):
+        out = work / f"{what}.png"
+        words = ("plot", work / "fit.nc", out, "--what", what)
+        assert answer(*words, "--modality", "rating") == {"picture": str(out), "what": what}
+        if what == "latents":
+            answer(*words, "--recording", work / "rec.nc", "--run", "run-2")
+        assert out.read_bytes()[:4] == b"\x89PNG"
+
+    def test_plot_a_prediction(self, work):
+        run("predict", work / "fit.nc", work / "rec.nc", work / "p.nc", "-t", "p1/rating")
+        words = ("plot", work / "p.nc", work / "p.svg", "--what", "prediction", "--recording", work / "rec.nc")
+        answer(*words, "--run", "run-2")
+        assert "svg" in (work / "p.svg").read_text()[:200]
+
+    def test_doctor(self):
+        done = run("doctor", "--no-probe", "--json")
+        found = json.loads(done.stdout)
+        assert {finding["topic"] for finding in found["findings"]} >= {"machine", "packages", "cores", "archive"}
+        assert done.exit_code == int(any(finding["level"] == "error" for finding in found["findings"]))
+        assert "ok    archive: written, sealed and read back" in run("doctor", "--no-probe").stdout
+
+
+class TestSettings:
+    def test_flags_win_over_set_over_file(self, work):
+        assignments = ["n_factors=4", "seed=5", "responses.rating.width=0.9", "edges=extend"]
+        settings, part = read_settings(work / "fit.toml", assignments, {"n_factors": 5, "seed": None})
+        assert (settings["n_factors"], settings["seed"], settings["edges"], part) == (5, 5, "extend", {})
+        estimator = estimator_of(settings)
+        assert estimator.responses["rating"].width == 0.9
+        assert estimator.responses["rating"].lag == msrm.Free(0.0, bounds=(-1.5, 1.5), prior=msrm.Normal(0.5, 1.0))
+
+    def test_a_family_replaces_the_other_family(self, work):
+        settings, _ = read_settings(work / "fit.toml", ["responses.rating={family='Identity'}"], {})
+        assert estimator_of(settings).responses["rating"] == msrm.Identity()
+
+    def test_the_recording_table_selects(self, work):
+        (work / "part.toml").write_text(TOML + "\n[recording]\nruns = ['run-2']\nparticipants = ['p1', 'p3']\n")
+        answer("fit", work / "rec.nc", work / "part.nc", "-c", work / "part.toml")
+        assert set(archive.read_tree(work / "part.nc")["parameters/loading"].children) == {"p1", "p3"}
+
+    @pytest.mark.parametrize(
+        ("assignments", "message"),
+        [
+            (["n_factor=3"], r"'n_factor' is unknown; there are .*n_factors.*recording"),
+            (["seed"], r"--set seed: wanted NAME=VALUE"),
+            (["responses.rating.family=Gauss"], r"responses\.rating\.family must be one of"),
+            (["recording=3"], "'recording' must be a table"),
+        ],
+    )
+    def test_wrong_settings_are_named(self, work, assignments, message):
+        with pytest.raises(ValueError, match=message):
+            estimator_of(read_settings(work / "fit.toml", assignments, {})[0])
+
+    def test_toml_errors_name_file_and_place(self, work):
+        (work / "bad.toml").write_text("n_factors = \n")
+        with pytest.raises(ValueError, match=r"bad\.toml: .*line 1"):
+            read_settings(work / "bad.toml", None, {})
+
+
+class TestProblems:
+    def test_in_one_line_with_exit_code_1(self, work):
+        assert "nothere.nc: no such file" in problem("info", work / "nothere.nc")
+        assert "name the BIDS task" in problem("info", work)
+        rec, fit = work / "rec.nc", work / "fit.nc"
+        assert "No run 'run-9'; there are run-1, run-2" in problem(
+            "fit", rec, work / "x.nc", "-c", work / "fit.toml", "--run", "run-9"
+        )
+        assert "no responses" in problem("fit", rec, work / "x.nc")
+        assert "wanted PARTICIPANT/MODALITY" in problem("predict", fit, rec, work / "x.nc", "-t", "rating")
+        assert "holds a 'Truth', not a fitted model" in problem("predict", work / "truth.nc", rec, work / "x.nc")
+        assert "needs --recording" in problem("plot", fit, work / "x.png", "--what", "prediction")
+        assert "leave out --config" in problem("evaluate", rec, "--fit", fit, "-c", work / "fit.toml")
+        assert "no folder" in problem("simulate", work / "no" / "x.nc", "--seconds", 30).lower()
+
+    def test_a_damaged_fit(self, work):
+        damaged = bytearray((work / "fit.nc").read_bytes())
+        damaged[len(damaged) // 2] ^= 4
+        (work / "damaged.nc").write_bytes(damaged)
+        assert "damaged" in problem("info", work / "damaged.nc")
+        assert "damaged" in problem("predict", work / "damaged.nc", work / "rec.nc", work / "x.nc")
+
+    def test_a_malformed_command_line(self, work):
+        assert run("fit", work / "rec.nc").exit_code == 2
+        assert run("nonsense").exit_code == 2
+
+    def test_a_bug_is_not_hidden(self, monkeypatch):
+        monkeypatch.setattr("msrm.cli.work.doctor", lambda probe: {}["missing"])
+        assert isinstance(run("doctor").exception, KeyError)
+
+    def test_ctrl_c_ends_with_130(self):
+        code = (
+            "import sys, time\n"
+            "from msrm import cli\n"
+            "from msrm.cli import work\n"
+            "work.doctor = lambda probe: (print('ready', flush=True), time.sleep(60))\n"
+            "sys.argv = ['msrm', 'doctor']\n"
+            "cli.main()\n"
+        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        child = subprocess.Popen([sys.executable, "-c", code], **pipes)
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=30)
+        assert child.returncode == 130
+        assert told == "msrm: interrupted\n"
+
+    def test_warnings_take_one_line(self, capsys):
+        cli._say_warning(UserWarning("two\nlines"), UserWarning, "file", 3)
+        assert capsys.readouterr().err == "msrm: warning: two lines\n"
