@@ -160,7 +160,9 @@ def infer_run(
         weight = model.factor(key_of(stream)) * cell_weights(times)
         right[:, path] += operator.adjoint(weight[:, None] * term.information[keep])
         bands += [(path, *band) for band in _bands(operator, weight, term.precision[keep])]
-        covered[path] += coverage(times, response)
+        # Population paths are drawn to their mean, so one participant's data support the paths of all.
+        for seen in covered if settings.latent_pooling == "population" else (covered[path],):
+            seen += coverage(times, response)
     return InferredRun(participants, grid, system.solve(bands, right), tuple(_merged(own) for own in covered))
 
 
