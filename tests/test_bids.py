@@ -382,6 +382,14 @@ class TestImages:
         with pytest.raises(ValueError, match="has 3 dimensions; a series of volumes has 4"):
             dataset.read(masker=labels())
 
+    def test_broken_images_are_named(self, dataset):
+        path = dataset.image(BOLD, volumes(), RepetitionTime=2.0)
+        whole = path.read_bytes()
+        for length in (0, 100, len(whole) // 2):
+            path.write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=r"bold\.nii\.gz cannot be read: .* Is it damaged"):
+                dataset.read(masker=labels())
+
     def test_without_nilearn(self, dataset, monkeypatch):
         monkeypatch.setattr("msrm.bids.find_spec", lambda name: None)
         dataset.table(NAME, [[1], [2]])

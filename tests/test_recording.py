@@ -1,4 +1,4 @@
-"""msrm.recording, msrm.stream and msrm.recording_checks: what is kept, what is refused, what is warned about."""
+"""Recordings, their streams and what users give for them: what is kept, what is refused, what is warned about."""
 
 import pickle
 import warnings

@@ -19,9 +19,10 @@ from hypothesis.extra import numpy as hnp
 
 import msrm
 from msrm import archive, recording_file
+from msrm.intake import check_name
 from msrm.recording import Recording, RecordingWarning
 from msrm.recording_file import RecordingWriter
-from msrm.stream import Stream, check_name, chunk_width
+from msrm.stream import Stream, chunk_width
 
 KEY = ("p1", "run-1", "brain")
 

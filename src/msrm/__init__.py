@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "recording": ("Recording", "RecordingWriter", "open_recording", "concat_runs"),
+    "recording": ("Recording", "RecordingWarning", "RecordingWriter", "open_recording", "concat_runs"),
     "bids": ("read_bids",),
     "simulation": ("simulate",),
     "responses": ("Identity", "Gaussian", "Gamma", "DoubleGamma", "Bateman", "Sampled", "Free"),
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from msrm.priors import Priors as Priors
     from msrm.priors import Uniform as Uniform
     from msrm.recording import Recording as Recording
+    from msrm.recording import RecordingWarning as RecordingWarning
     from msrm.recording import RecordingWriter as RecordingWriter
     from msrm.recording import concat_runs as concat_runs
     from msrm.recording import open_recording as open_recording

@@ -79,6 +79,21 @@ def read_bids(
         When a masker is given and the extra ``neuro`` is not installed.
     ValueError
         When a table does not fit its sidecar, holds text, or two files claim one stream; files are named.
+
+    Examples
+    --------
+    >>> import gzip, json
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     name = f"{root}/sub-01/func/sub-01_task-film_recording-heart_physio"
+    ...     Path(name).parent.mkdir(parents=True)
+    ...     _ = Path(f"{name}.tsv.gz").write_bytes(gzip.compress(b"70\\nn/a\\n72\\n"))
+    ...     _ = Path(f"{name}.json").write_text(
+    ...         json.dumps({"SamplingFrequency": 4, "StartTime": -0.25, "Columns": ["rate"]})
+    ...     )
+    ...     recording = read_bids(root, task="film")
+    >>> recording.stream("01", "run-1", "heart").times.tolist()
+    [-0.25, 0.0, 0.25]
     """
     return Recording.from_streams(
         bids_streams(

@@ -19,7 +19,7 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
-from msrm.stream import UNDECODED
+from msrm.intake import UNDECODED
 
 __all__ = ["read_groups", "write_groups"]
 

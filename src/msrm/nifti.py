@@ -3,16 +3,22 @@
 Volume i is at ``StartTime + i * RepetitionTime`` seconds of its run, or at ``StartTime + VolumeTiming[i]``.
 """
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nibabel
 import numpy as np
 import xarray as xr
+from nibabel.filebasedimages import ImageFileError
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
+
+if TYPE_CHECKING:
+    from msrm.bids import BidsFile
 
 UNITS = {"sec": 1.0, "msec": 1e-3, "usec": 1e-6}
 
@@ -32,15 +38,18 @@ class ImageReader:
         self._confounds = confounds
         self._fitted: dict[str, Any] = {}
 
-    def read(self, file: Any, participant: str) -> xr.DataArray:
+    def read(self, file: "BidsFile", participant: str) -> xr.DataArray:
         """The features of one image, (time, feature); volumes that are not kept are missing rows."""
-        image: Any = nibabel.load(file.path)
+        with _naming(file.path):
+            image: Any = nibabel.load(file.path)
         if len(image.shape) != 4:
             raise ValueError(f"{file.path} has {len(image.shape)} dimensions; a series of volumes has 4.")
         count = image.shape[3]
         table, kept = self._cleaning(file.path, count)
-        masker = self._masker_of(participant, image)
-        found = masker.transform(image, confounds=table, sample_mask=None if kept.all() else np.flatnonzero(kept))
+        volumes = None if kept.all() else np.flatnonzero(kept)
+        with _naming(file.path):
+            masker = self._masker_of(participant, image)
+            found = masker.transform(image, confounds=table, sample_mask=volumes)
         values = np.full((count, found.shape[1]), np.nan, dtype=found.dtype)
         values[kept] = found
         times = volume_times(file, image)
@@ -84,7 +93,15 @@ class ImageReader:
         return self._fitted[participant]
 
 
-def volume_times(file: Any, image: Any) -> np.ndarray:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, ImageFileError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Is it damaged?") from error
+
+
+def volume_times(file: "BidsFile", image: Any) -> np.ndarray:
     """Seconds of an image's volumes, (time,).
 
     Raises

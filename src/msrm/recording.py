@@ -286,6 +286,16 @@ def open_recording(path: str | Path, *, verify: bool | None = None) -> Recording
         When there is no such file.
     ValueError
         When the file is truncated, damaged, changed since it was written, or not a recording.
+
+    Examples
+    --------
+    >>> import msrm
+    >>> from tempfile import TemporaryDirectory
+    >>> recording, _ = msrm.simulate(features=4, participants=2, seconds=30.0)
+    >>> with TemporaryDirectory() as folder:
+    ...     recording.to_netcdf(f"{folder}/rec.nc")
+    ...     msrm.open_recording(f"{folder}/rec.nc").digest() == recording.digest()
+    True
     """
     streams = open_streams(path, verify)
     return Recording.from_streams(streams)
@@ -305,6 +315,13 @@ def concat_runs(recordings: Iterable[Recording], *, keys: Iterable[str] | None =
     ------
     ValueError
         When two recordings have a run of the same name.
+
+    Examples
+    --------
+    >>> import msrm
+    >>> first, second = (msrm.simulate(features=4, participants=2, seconds=30.0, seed=i)[0] for i in (1, 2))
+    >>> concat_runs([first, second], keys=["ses-1", "ses-2"]).runs
+    ('ses-1_run-1', 'ses-2_run-1')
     """
     parts = list(recordings)
     prefixes = [""] * len(parts) if keys is None else [f"{key}_" for key in keys]

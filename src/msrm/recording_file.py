@@ -27,6 +27,7 @@ from xarray.core import indexing
 
 from msrm import __version__
 from msrm import recording_checks as checks
+from msrm.intake import check_features, check_name, check_times
 from msrm.sealed import FORMAT, check_seal, is_sealed, replacing, seal
 from msrm.stream import (
     Stored,
@@ -34,9 +35,6 @@ from msrm.stream import (
     Summary,
     Tally,
     block_digest,
-    check_features,
-    check_name,
-    check_times,
     chunk_width,
     make_stream,
     ordered,
@@ -61,8 +59,10 @@ class RecordingWriter:
     Examples
     --------
     >>> import numpy as np
-    >>> with RecordingWriter("rec.nc") as writer:  # doctest: +SKIP
-    ...     writer.add("p1", "run-1", "brain", np.load("p1.npy", mmap_mode="r"), times)
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, RecordingWriter(f"{folder}/rec.nc") as writer:
+    ...     for run in ("run-1", "run-2"):
+    ...         writer.add("p1", run, "brain", np.eye(4), np.arange(4.0))
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -1,68 +1,27 @@
 """One stream of a recording: the measurements of one participant, run and modality on their own clock.
 
-Owns the checks that need one stream only, the summary of what is observed in it, and reading it in blocks of
-features. What needs several streams of a recording is in :mod:`msrm.recording_checks`.
+Owns the summary of what is observed in a stream, its digests, and reading it in blocks of features. What users may
+give for a stream is :mod:`msrm.intake`. What needs several streams of a recording is in :mod:`msrm.recording_checks`.
 """
 
 import hashlib
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
+
+from msrm.intake import attributes, check_features, check_name, check_times, labelled, numbers
 
 BLOCK_BYTES = 2**26
 CHUNK_BYTES = 2**22
-NAME_BYTES = 200
-UNDECODED = {
-    "days": "d",
-    "hours": "h",
-    "minutes": "min",
-    "seconds": "s",
-    "milliseconds": "ms",
-    "microseconds": "us",
-    "nanoseconds": "ns",
-}
-SECONDS = ("s", "sec", "secs", "second", "seconds")
 
 
 class RecordingWarning(UserWarning):
     """Something allowed in a recording that deserves a look; the message counts and names it."""
-
-
-def check_name(name: object, kind: str) -> str:
-    """The name of a participant, run or modality, refused unless every archive can hold it unchanged.
-
-    Raises
-    ------
-    TypeError
-        When it is not text.
-    ValueError
-        When it is empty, too long, or has characters that a path or a netCDF name cannot keep.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"{kind} {name!r} is a {type(name).__name__}, not text; use {str(name)!r}.")
-    reason = ""
-    if not name or name != name.strip():
-        reason = "is empty or has spaces around it"
-    elif "/" in name:
-        reason = 'has a "/" in it, which separates groups in an archive; use "-" or "_"'
-    elif any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
-        reason = "has control characters in it"
-    elif name != unicodedata.normalize("NFC", name):
-        reason = "is not in Unicode's composed form; pass it through unicodedata.normalize('NFC', name)"
-    elif name[0].isascii() and not (name[0].isalnum() or name[0] == "_"):
-        reason = f"starts with {name[0]!r}; start with a letter, a digit or an underscore"
-    elif len(name.encode()) > NAME_BYTES:
-        reason = f"is longer than {NAME_BYTES} bytes"
-    if reason:
-        raise ValueError(f"The name of {kind} {name!r} {reason}.")
-    return name
 
 
 @dataclass(frozen=True)
@@ -315,129 +274,15 @@ def make_stream(participant: str, run: str, modality: str, value: Any, stored: S
     label = stream_label(participant, run, modality)
     if isinstance(value, Stream):
         return Stream(participant, run, modality, value.times, value.features, value.data, value.stored)
-    array = _labelled(value, label)
+    array = labelled(value, label)
     times = check_times(array["time"], label)
     features = check_features(array["feature"].values, label)
     data = xr.DataArray(
-        _numbers(array, features, label),
+        numbers(array, features, label),
         {"time": ("time", times, {"units": "s"}), "feature": features},
         ("time", "feature"),
-        attrs=_attributes(array),
+        attrs=attributes(array),
     )
     stream = Stream(participant, run, modality, times, features, data, stored)
     _ = stream.summary
     return stream
-
-
-def _labelled(value: Any, label: str) -> xr.DataArray:
-    """The value as a DataArray (time, feature) with both coordinates, not yet checked."""
-    if isinstance(value, pd.Series):
-        value = value.to_frame(name="0" if value.name is None else value.name)
-    if isinstance(value, pd.DataFrame):
-        value = xr.DataArray(
-            value.to_numpy(), {"time": value.index.to_numpy(), "feature": list(value.columns)}, ("time", "feature")
-        )
-    elif isinstance(value, tuple) and len(value) == 2:
-        values, times = (v if hasattr(v, "shape") else np.asarray(v) for v in value)
-        if times.ndim != 1 or values.shape[:1] != times.shape:
-            raise ValueError(f"{label}: values of shape {values.shape} do not fit times of shape {times.shape}.")
-        value = (
-            xr.DataArray(values, {"time": times}, ("time", "feature")[: values.ndim]) if values.ndim <= 2 else values
-        )
-    if not isinstance(value, xr.DataArray):
-        shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
-        raise TypeError(
-            f"{label}: expected a DataArray (time, feature), a DataFrame indexed by seconds, or a pair "
-            f"(values, times); got {type(value).__name__}{shape}."
-        )
-    if value.ndim == 1 and value.dims == ("time",):
-        value = value.expand_dims(feature=["0" if value.name is None else str(value.name)], axis=1)
-    if set(value.dims) != {"time", "feature"}:
-        raise ValueError(f"{label}: dimensions {value.dims}; wanted ('time', 'feature'). Rename them with .rename().")
-    if "time" not in value.coords:
-        raise ValueError(f"{label}: no coordinate 'time'. Add the seconds: data.assign_coords(time=seconds).")
-    if 0 in value.shape:
-        raise ValueError(f"{label}: {value.sizes['time']} rows and {value.sizes['feature']} features. Leave it out.")
-    if "feature" not in value.coords:
-        value = value.assign_coords(feature=[str(i) for i in range(value.sizes["feature"])])
-    return value.transpose("time", "feature")
-
-
-def check_times(times: xr.DataArray, label: str) -> np.ndarray:
-    """Strictly increasing finite seconds, float64."""
-    unit = str(times.attrs.get("units", "s")).strip()
-    if unit.lower() not in SECONDS:
-        raise ValueError(f"{label}: time is in {unit!r}; convert it to seconds and set its units to 's'.")
-    seconds = times.values
-    if seconds.dtype.kind in "mM":
-        raise ValueError(
-            f"{label}: times are {seconds.dtype}; wanted seconds, for example (t - t[0]) / np.timedelta64(1, 's')."
-        )
-    if seconds.dtype.kind not in "fiu":
-        raise ValueError(
-            f"{label}: times are {seconds.dtype}, the first {seconds.tolist()[0]!r}; wanted seconds as numbers."
-        )
-    seconds = np.array(seconds, dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(seconds))
-    if bad.size:
-        raise ValueError(f"{label}: the time of row {bad[0]} is {seconds[bad[0]]}. Drop the row or mend its time.")
-    bad = np.flatnonzero(np.diff(seconds) <= 0)
-    if bad.size:
-        row, before, after = bad[0] + 1, seconds[bad[0]], seconds[bad[0] + 1]
-        if before == after:
-            raise ValueError(f"{label}: rows {row - 1} and {row} are both at {after:.12g} s. Drop one of them.")
-        raise ValueError(
-            f"{label}: time must increase; row {row} is {after:.12g} s after {before:.12g} s. "
-            f"Sort the rows or drop row {row}."
-        )
-    seconds.flags.writeable = False
-    return seconds
-
-
-def check_features(names: np.ndarray, label: str) -> np.ndarray:
-    """Distinct names of features, as text."""
-    features = np.array([str(name) for name in names.tolist()])
-    for index, name in enumerate(features.tolist()):
-        if not name or "\0" in name:
-            raise ValueError(f"{label}: the name of feature {index} is {name!r}; give it a name.")
-    unique, counts = np.unique(features, return_counts=True)
-    if len(unique) < len(features):
-        twice = unique[counts > 1]
-        raise ValueError(f"{label}: {len(twice)} feature names occur more than once, such as {str(twice[0])!r}.")
-    features.flags.writeable = False
-    return features
-
-
-def _numbers(array: xr.DataArray, features: np.ndarray, label: str) -> Any:
-    """The values as float32 or float64: still lazy, or read-only and without a copy where they are floats already."""
-    variable = array.variable
-    if not variable._in_memory and variable.dtype in (np.float32, np.float64):
-        return variable
-    values = variable.values
-    if values.dtype.kind not in "fiub":
-        values = _parsed(values, features, label)
-    values = values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False).view()
-    values.flags.writeable = False
-    return values
-
-
-def _parsed(values: np.ndarray, features: np.ndarray, label: str) -> np.ndarray:
-    """Numbers kept as Python objects, with None or NA where missing, as float64."""
-    numbers = np.full(values.shape, np.nan)
-    for (row, column), cell in np.ndenumerate(values.astype(object)):
-        if isinstance(cell, (float, int, np.floating, np.integer)):
-            numbers[row, column] = cell
-        elif isinstance(cell, (str, complex)) or not pd.isna(cell):
-            raise ValueError(
-                f"{label}: row {row} of feature {str(features[column])!r} is {cell!r}; wanted a real number. "
-                "Convert text to numbers first, and use NaN for what is missing."
-            )
-    return numbers
-
-
-def _attributes(array: xr.DataArray) -> dict[str, str]:
-    """Description and units, spelled so that xarray does not decode the values as dates or durations."""
-    kept = {key: str(array.attrs[key]) for key in ("long_name", "description", "units") if key in array.attrs}
-    if "units" in kept:
-        kept["units"] = UNDECODED.get(kept["units"].lower(), kept["units"]).replace(" since ", " from ")
-    return kept
