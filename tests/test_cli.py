@@ -1,6 +1,7 @@
 """Every command from start to end, its JSON, its refusals in one line, and its exit codes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,30 @@ class TestCommands:
         assert "ok    archive: written, sealed and read back" in run("doctor", "--no-probe").stdout
 
 
+class TestGaussianProcess:
+    def test_from_fit_to_picture(self, work):
+        pytest.importorskip("jax")
+        responses = ["responses.rating={family='Gaussian', width=0.6, lag=0.4}"]
+        responses += ["responses.physiology={family='Gaussian', width=0.8, lag=1.0}"]
+        words = ["fit", work / "rec.nc", work / "gp.nc", "--model", "GPMSRM", "-k", 2, "-s", "n_starts=1"]
+        words += ["--modality", "rating", "--modality", "physiology", "--run", "run-1"]
+        found = answer(*words, *[word for response in responses for word in ("-s", response)])
+        fitted = msrm.open_fit(work / "gp.nc")
+        assert (found["model"], found["objective"]) == ("GPMSRM", fitted.objective_)
+        assert found["likelihood_error"] == fitted.likelihood_error_
+        assert "likelihood: " in run("info", work / "gp.nc").stdout
+        ask = ("predict", work / "gp.nc", work / "rec.nc", work / "gp-out.nc", "-t", "p1/rating")
+        part = ("--modality", "rating", "--modality", "physiology", "--run", "run-2")
+        variances = []
+        for noise in ((), ("--noise",)):
+            answer(*ask, *part, *noise)
+            variances.append(archive.read_tree(work / "gp-out.nc")["p1/run-2/rating/variance"].values)
+        assert (variances[1] > variances[0]).all()
+        for what in ("responses", "latents", "convergence"):
+            answer("plot", work / "gp.nc", work / "gp.png", "--what", what)
+        assert "no variances" in problem(*ask[:1], work / "fit.nc", *ask[2:], "--noise")
+
+
 class TestSettings:
     def test_flags_win_over_set_over_file(self, work):
         assignments = ["n_factors=4", "seed=5", "responses.rating.width=0.9", "edges=extend"]
@@ -227,6 +252,24 @@ class TestSettings:
         settings, _ = read_settings(work / "fit.toml", ["responses.rating={family='Identity'}"], {})
         assert estimator_of(settings).responses["rating"] == msrm.Identity()
 
+    def test_the_settings_of_the_docs(self, tmp_path):
+        pytest.importorskip("jax")
+        page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
+        blocks = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+        models = [block for block in blocks if "n_factors" in block]
+        assert len(models) == 2
+        for block in models:
+            (tmp_path / "fit.toml").write_text(block)
+            assert estimator_of(read_settings(tmp_path / "fit.toml", None, {})[0]).n_factors == 3
+
+    def test_arguments_of_gp_msrm(self):
+        pytest.importorskip("jax")
+        assignments = ["model=GPMSRM", "n_factors=2", "responses.x.family=Identity", "priors.loading_sd=0.5"]
+        assignments += ["length_scale={start=3, bounds=[1, 9]}", "priors.noise={family='LogNormal', mean=-1.0, sd=0.5}"]
+        estimator = estimator_of(read_settings(None, assignments, {})[0])
+        assert estimator.length_scale == msrm.Free(3, bounds=(1, 9))
+        assert estimator.priors == msrm.Priors(noise=msrm.LogNormal(-1.0, 0.5), loading_sd=0.5)
+
     def test_the_recording_table_selects(self, work):
         (work / "part.toml").write_text(TOML + "\n[recording]\nruns = ['run-2']\nparticipants = ['p1', 'p3']\n")
         answer("fit", work / "rec.nc", work / "part.nc", "-c", work / "part.toml")
@@ -235,10 +278,12 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("assignments", "message"),
         [
-            (["n_factor=3"], r"'n_factor' is unknown; there are .*n_factors.*recording"),
+            (["n_factor=3"], r"'n_factor' is unknown to RMSRM; it has .*n_factors.*recording"),
             (["seed"], r"--set seed: wanted NAME=VALUE"),
             (["responses.rating.family=Gauss"], r"responses\.rating\.family must be one of"),
             (["recording=3"], "'recording' must be a table"),
+            (["model=PCA"], "model must be one of RMSRM, GPMSRM, found 'PCA'"),
+            (["model=GPMSRM"], "'latent_step' is unknown to GPMSRM; it has .*length_scale"),
         ],
     )
     def test_wrong_settings_are_named(self, work, assignments, message):
@@ -259,7 +304,7 @@ class TestProblems:
         assert "No run 'run-9'; there are run-1, run-2" in problem(
             "fit", rec, work / "x.nc", "-c", work / "fit.toml", "--run", "run-9"
         )
-        assert "no responses" in problem("fit", rec, work / "x.nc")
+        assert "give each modality a table" in problem("fit", rec, work / "x.nc")
         assert "wanted PARTICIPANT/MODALITY" in problem("predict", fit, rec, work / "x.nc", "-t", "rating")
         assert "holds a 'Truth', not a fitted model" in problem("predict", work / "truth.nc", rec, work / "x.nc")
         assert "needs --recording" in problem("plot", fit, work / "x.png", "--what", "prediction")

@@ -16,11 +16,11 @@ import msrm
 from msrm import __version__, netcdf, runtime
 from msrm.sealed import FORMAT, check_seal, replacing, seal
 
-__all__ = ["FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"]
+__all__ = ["FITTED", "FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"]
 
 _RESERVED = ("kind", "msrm_format", "msrm_version", "created")
 # Fitted classes of the package, each with `to_tree` and `from_tree`; the name is the archive's kind.
-_FITTED = ("RMSRM", "GPMSRM")
+FITTED = ("RMSRM", "GPMSRM")
 
 
 def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) -> Path:
@@ -125,8 +125,8 @@ def save_fit(fitted: Any, path: str | os.PathLike[str]) -> Path:
         For an object that is not one of the package's fitted models.
     """
     kind = type(fitted).__name__
-    if kind not in _FITTED:
-        raise TypeError(f"cannot archive a {kind}; known are {', '.join(_FITTED)}")
+    if kind not in FITTED:
+        raise TypeError(f"cannot archive a {kind}; known are {', '.join(FITTED)}")
     return write_tree(fitted.to_tree(), path, kind=kind)
 
 
@@ -152,9 +152,9 @@ def open_fit(path: str | os.PathLike[str]) -> Any:
     """
     tree = read_tree(path)
     kind = tree.attrs["kind"]
-    if kind not in _FITTED:
+    if kind not in FITTED:
         raise ValueError(
-            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(_FITTED)}); use msrm.archive.read_tree"
+            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(FITTED)}); use msrm.archive.read_tree"
         )
     # By the package's own name, which says what to install when the model's extra is missing.
     return getattr(msrm, kind).from_tree(tree)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from msrm import responses
-from msrm.priors import LogNormal, Normal, Prior, Uniform
+from msrm.priors import LogNormal, Normal, Prior, Priors, Uniform
 from msrm.responses import Free, Response
 
-__all__ = ["free_from_plain", "prior_from_plain", "response_from_plain", "to_plain"]
+__all__ = ["arguments_from_plain", "free_from_plain", "prior_from_plain", "response_from_plain", "to_plain"]
 
 _RESPONSES = {
     name: kind
@@ -59,6 +59,42 @@ def to_plain(value: Response | Free | Prior | Any) -> Any:
         if not (given is None or (field.default is not MISSING and isinstance(given, str) and given == field.default)):
             plain[field.name] = to_plain(given)
     return plain
+
+
+def arguments_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's constructor arguments from plain tables: responses, priors, and free parameters wherever they are.
+
+    Parameters
+    ----------
+    plain : mapping
+        By argument: ``responses`` a table of tables by modality, ``priors`` a table of the standing priors, any other
+        table with ``family`` a prior, with ``start`` a free parameter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `response_from_plain`.
+    """
+    arguments = {name: _value_from_plain(value, name) for name, value in plain.items() if name != "responses"}
+    if isinstance(arguments.get("priors"), Mapping):
+        arguments["priors"] = _built(Priors, arguments["priors"], "priors")
+    if "responses" in plain:
+        tables = plain["responses"]
+        if not isinstance(tables, Mapping) or not tables:
+            raise ValueError("responses: give each modality a table, such as [responses.brain] family = 'Identity'")
+        arguments["responses"] = {m: response_from_plain(table, f"responses.{m}") for m, table in tables.items()}
+    return arguments
+
+
+def _value_from_plain(value: Any, where: str) -> Any:
+    """A prior or free parameter where a table is one, tables of them, and anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    if "family" in value:
+        return prior_from_plain(value, where)
+    if "start" in value:
+        return free_from_plain(value, where)
+    return {name: _value_from_plain(item, f"{where}.{name}") for name, item in value.items()}
 
 
 def response_from_plain(table: Mapping[str, Any], where: str) -> Response:

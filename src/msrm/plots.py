@@ -198,7 +198,7 @@ def loadings(
                 axis.set_yticks(range(features), [_label(table, "feature", k) for k in range(features)])
         axis.spines[:].set_visible(False)
         axis.grid(False)
-    axes[-1].figure.colorbar(image, ax=list(axes), label="loading (data sd per unit of latent)", pad=0.02)
+    axes[-1].figure.colorbar(image, ax=list(axes), label="loading", pad=0.02)
     return axes
 
 
@@ -266,7 +266,7 @@ def convergence(objectives: Any, *, axes: Axes | None = None) -> Axes:
     Parameters
     ----------
     objectives : fitted model, or sequence of (iteration,) arrays, one for each start
-        Of a model, the ``objectives`` of each of ``starts_``.
+        Of a model, the ``objectives`` of each of ``starts_``, or ``history_`` where only the best start is kept.
     axes : Axes, optional
         Where to draw; a new figure by default.
 
@@ -274,6 +274,8 @@ def convergence(objectives: Any, *, axes: Axes | None = None) -> Axes:
     -------
     Axes
     """
+    if hasattr(objectives, "history_"):
+        objectives = [objectives.history_]
     starts = objectives.starts_ if hasattr(objectives, "starts_") else objectives
     traces = [np.atleast_1d(np.asarray(getattr(start, "objectives", start), dtype=float)) for start in starts]
     if axes is None:

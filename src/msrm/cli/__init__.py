@@ -40,6 +40,13 @@ class Source(StrEnum):
     BOTH = "both"
 
 
+class Model(StrEnum):
+    """What to fit."""
+
+    RMSRM = "RMSRM"
+    GPMSRM = "GPMSRM"
+
+
 class HoldOut(StrEnum):
     """What is left out of a fit to test it."""
 
@@ -64,7 +71,7 @@ RecordingPath = Annotated[
 FitPath = Annotated[Path, typer.Argument(metavar="FIT", help="A fit archive made by `msrm fit`.")]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Settings (TOML): arguments of msrm.RMSRM, \\[responses.NAME], \\[recording]."),
+    typer.Option("--config", "-c", help="Settings (TOML): the model's arguments, \\[responses.NAME], \\[recording]."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -72,6 +79,7 @@ Set = Annotated[
         "--set", "-s", metavar="NAME=VALUE", help="One setting, its value in TOML; wins over the file. Repeatable."
     ),
 ]
+ModelName = Annotated[Model | None, typer.Option(help="What to fit; RMSRM unless the settings say otherwise.")]
 Task = Annotated[str | None, typer.Option(help="BIDS folders: the task to read.")]
 Participants = Annotated[list[str] | None, typer.Option("--participant", help="Keep these only. Repeatable.")]
 Runs = Annotated[list[str] | None, typer.Option("--run", help="Keep these only. Repeatable.")]
@@ -122,11 +130,14 @@ def fit(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The fit archive to write (.nc).")],
     config: Config = None,
     settings: Set = None,
+    model: ModelName = None,
     factors: Annotated[int | None, typer.Option("--factors", "-k", help="Latent factors (n_factors).")] = None,
-    latent_step: Annotated[float | None, typer.Option(help="Latent grid step in seconds.")] = None,
-    penalties: Annotated[str | None, typer.Option(help="given, or cv to choose them by cross-validation.")] = None,
-    n_init: Annotated[int | None, typer.Option(help="Starts.")] = None,
-    n_jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes for starts and folds.")] = None,
+    latent_step: Annotated[float | None, typer.Option(help="R-MSRM: latent grid step in seconds.")] = None,
+    penalties: Annotated[
+        str | None, typer.Option(help="R-MSRM: given, or cv to choose them by cross-validation.")
+    ] = None,
+    n_init: Annotated[int | None, typer.Option(help="R-MSRM: starts.")] = None,
+    n_jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="R-MSRM: processes for starts and folds.")] = None,
     seed: Seed = None,
     task: Task = None,
     participant: Participants = None,
@@ -134,7 +145,7 @@ def fit(
     modality: Modalities = None,
     json: Json = False,
 ) -> None:
-    """Fit R-MSRM to a recording and save the fit.
+    """Fit R-MSRM or GP-MSRM to a recording and save the fit.
 
     Settings come from a TOML file, then --set, then the options below; unknown names are refused.
 
@@ -159,9 +170,10 @@ def fit(
         msrm fit rec.nc fit.nc --config fit.toml
         msrm fit bids/ fit.nc -c fit.toml --task movie --penalties cv -j 4
         msrm fit rec.nc fit.nc -c fit.toml -s loading_ridge=1e-2 -s responses.rating.width=0.8
+        msrm fit rec.nc gp.nc -c gp.toml --model GPMSRM -s length_scale=4.0
     """
     flags = {"n_factors": factors, "latent_step": latent_step, "penalties": penalties}
-    flags |= {"n_init": n_init, "n_jobs": n_jobs, "seed": seed}
+    flags |= {"n_init": n_init, "n_jobs": n_jobs, "seed": seed, "model": None if model is None else model.value}
     _do("fit", json, recording, out, config, settings, flags, _selection(task, participant, run, modality))
 
 
@@ -174,6 +186,9 @@ def predict(
     source: Annotated[
         Source, typer.Option(help="Predict from the target's participant, the others, or all.")
     ] = Source.BOTH,
+    noise: Annotated[
+        bool, typer.Option("--noise", help="GP-MSRM: variances of new measurements, noise included.")
+    ] = False,
     every: Annotated[
         float | None, typer.Option(help="Predict every so many seconds, not at the recorded times.")
     ] = None,
@@ -190,7 +205,8 @@ def predict(
     [bold]Example[/bold]: msrm predict fit.nc rec.nc out.nc -t p1/rating --source across
     """
     part = _selection(task, participant, run, modality)
-    _do("predict", json, fitted, recording, out, target, source.value, every, part)
+    options = {"source": source.value, "every": every, "noise": noise}
+    _do("predict", json, fitted, recording, out, target, options, part)
 
 
 @app.command(rich_help_panel="Models")

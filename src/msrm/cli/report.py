@@ -40,8 +40,12 @@ class Answer:
         return "\n".join(self.lines)
 
 
+_OPTIONAL = ("log_likelihood", "likelihood_error", "length_scale", "backend", "explained_variance", "penalties")
+
+
 def fit_facts(fitted: Any) -> dict[str, Any]:
     """What a fit found, plain."""
+    extra = {name: getattr(fitted, f"{name}_") for name in _OPTIONAL if hasattr(fitted, f"{name}_")}
     return {
         "model": type(fitted).__name__,
         "objective": float(fitted.objective_),
@@ -55,7 +59,10 @@ def fit_facts(fitted: Any) -> dict[str, Any]:
             else to_plain(response)
             for modality, response in fitted.responses_.items()
         },
-        "penalties": _plain(getattr(fitted, "penalties_", None)),
+        **{
+            name: _plain(np.asarray(value) if isinstance(value, xr.DataArray) else value)
+            for name, value in extra.items()
+        },
     }
 
 
@@ -71,7 +78,11 @@ def fit_lines(facts: Mapping[str, Any]) -> list[str]:
         for label, response in people.items():
             values = [f"{k} {v:.3f}" for k, v in response.items() if isinstance(v, float)]
             lines.append(f"  {label}: {response['family']} {', '.join(values)}".rstrip())
-    if facts["penalties"]:
+    if "likelihood_error" in facts:
+        backend, error = facts["backend"], facts["likelihood_error"]
+        lines.append(f"  likelihood: {backend['name']}, error {error:.2g} nats ({backend['reason']})")
+        lines.append(f"  length scale: {facts['length_scale']:.3g} s")
+    if facts.get("penalties"):
         chosen = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts["penalties"].items()]
         lines.append("  penalties: " + ", ".join(chosen))
     return lines

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import msrm
-from msrm.plain import response_from_plain
+from msrm.archive import FITTED
+from msrm.plain import arguments_from_plain
 
 __all__ = ["estimator_of", "read_settings"]
 
@@ -46,31 +47,31 @@ def read_settings(
         _merge(settings, _assigned(assignment))
     settings |= {name: value for name, value in flags.items() if value is not None}
     selection = settings.pop("recording", {})
-    known = list(inspect.signature(msrm.RMSRM).parameters)
     source = config or "the settings"
+    model = settings.get("model", FITTED[0])
+    if model not in FITTED:
+        raise ValueError(f"{source}: model must be one of {', '.join(FITTED)}, found {model!r}")
+    known = ["model", *inspect.signature(getattr(msrm, model)).parameters]
     if unknown := [name for name in settings if name not in known]:
-        raise ValueError(f"{source}: {unknown[0]!r} is unknown; there are {', '.join(sorted([*known, 'recording']))}")
+        raise ValueError(
+            f"{source}: {unknown[0]!r} is unknown to {model}; it has {', '.join(sorted([*known, 'recording']))}"
+        )
     if not isinstance(selection, dict):
         raise ValueError(f"{source}: 'recording' must be a table, such as [recording] runs = ['run-1']")
     return settings, selection
 
 
 def estimator_of(settings: Mapping[str, Any]) -> Any:
-    """An R-MSRM with these settings.
+    """An unfitted model with these settings; `model` names its class.
 
     Raises
     ------
     TypeError, ValueError
-        For a response that its family refuses, named by its place.
+        For a response or prior that its family refuses, named by its place.
     """
     arguments = dict(settings)
-    responses = arguments.get("responses", {})
-    if not isinstance(responses, Mapping) or not responses:
-        raise ValueError("no responses: give each modality a table, such as [responses.brain] family = 'Identity'")
-    arguments["responses"] = {
-        modality: response_from_plain(table, f"responses.{modality}") for modality, table in responses.items()
-    }
-    return msrm.RMSRM(**arguments)
+    kind = getattr(msrm, arguments.pop("model", FITTED[0]))
+    return kind(**arguments_from_plain({"responses": {}} | arguments))
 
 
 def _assigned(assignment: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What each command does: open, compute, save, and say what was found as text and as plain data."""
 
+import inspect
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,6 @@ from msrm.evaluation import evaluate as evaluate_estimator
 from msrm.evaluation import score
 from msrm.plain import to_plain
 from msrm.recording import Recording, open_recording
-from msrm.regularized.solver import INTERRUPTED
 from msrm.runtime import guard
 from msrm.runtime.doctor import diagnose
 from msrm.runtime.facts import describe
@@ -69,7 +69,7 @@ def fit(
     fitted.save(out)
     facts = {"archive": str(out), "seconds": seconds, **fit_facts(fitted)}
     lines = [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"]
-    return Answer(facts, lines, exit_code=130 if fitted.stop_reason_ == INTERRUPTED else 0)
+    return Answer(facts, lines, exit_code=130 if "interrupted" in fitted.stop_reason_ else 0)
 
 
 def predict(
@@ -77,16 +77,17 @@ def predict(
     path: Path,
     out: Path,
     targets: Sequence[str] | None,
-    source: str,
-    every: float | None,
+    options: Mapping[str, Any],
     selection: Mapping[str, Any],
 ) -> Answer:
     """Predict and save."""
-    fitted = archive.open_fit(fit_path)
-    recording = open_any(path, selection)
+    fitted, recording = archive.open_fit(fit_path), open_any(path, selection)
+    every, extra = options["every"], {"noise": True} if options["noise"] else {}
+    if extra and "noise" not in inspect.signature(fitted.predict).parameters:
+        raise ValueError(f"--noise: {fit_path} is an {type(fitted).__name__}, whose predictions have no variances")
     times = None if every is None else _regular_times(recording, every)
-    predicted = fitted.predict(recording, targets=_targets(targets), source=source, times=times)
-    predicted.attrs |= {"source": source, "fit": fit_path.name, "recording_digest": recording.digest()}
+    predicted = fitted.predict(recording, targets=_targets(targets), source=options["source"], times=times, **extra)
+    predicted.attrs |= {"source": options["source"], "fit": fit_path.name, "recording_digest": recording.digest()}
     archive.write_tree(predicted, out, kind="Prediction")
     rows = []
     for node in predicted.leaves:
@@ -152,7 +153,8 @@ def plot(
         elif what == "convergence":
             axes = plots.convergence(fitted)
         elif recording_path is None:
-            axes = plots.latents(fitted.latents_, runs=choice["runs"])
+            latent = fitted.latents_ if hasattr(fitted, "latents_") else fitted.infer_latent()
+            axes = plots.latents(latent, runs=choice["runs"])
         else:
             recording = open_any(recording_path, {} if task is None else {"task": task})
             axes = plots.latents(fitted.infer_latent(recording), runs=choice["runs"])
