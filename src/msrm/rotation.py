@@ -60,8 +60,9 @@ class PairBlocks:
         """Pairs of a feature slice and the data (row, feature in the slice), read one block at a time."""
         for span, pieces in feature_blocks(self.streams):
             kept = [block if keep.all() else block[keep] for block, keep in zip(pieces, self.rows, strict=True)]
-            data = np.concatenate(kept) if len(kept) > 1 else kept[0]
-            yield span, (data - self.mean[span]) / self.scale[span]
+            data = (np.concatenate(kept) if len(kept) > 1 else kept[0]) - self.mean[span]
+            data /= self.scale[span]
+            yield span, data
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Grid:
     @property
     def times(self) -> Array:
         """Grid times (count,), seconds."""
-        return self.start + self.step * np.arange(self.count)
+        return np.asarray(self.start + self.step * np.arange(self.count), np.float64)
 
     @property
     def last(self) -> float:
@@ -44,9 +44,8 @@ class Grid:
     @property
     def shares(self) -> Array:
         """Trapezoid weights a (count,), summing to 1."""
-        weights: Array = np.ones(self.count)
-        weights[[0, -1]] = 0.5
-        weights[:] /= self.count - 1
+        weights = np.full(self.count, 1.0 / (self.count - 1))
+        weights[[0, -1]] *= 0.5
         return weights
 
 

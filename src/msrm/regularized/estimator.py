@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -398,16 +399,32 @@ class RMSRM:
         self._describe(found.model)
 
     def _describe(self, model: Model) -> None:
-        """Set what follows from the model alone."""
+        """Set the model, and forget what was derived from the one before."""
         self.model_ = model
-        self.responses_ = _responses(model)
-        self.parameters_ = _parameters(model)
-        self.latents_ = _latents(model)
-        self.residual_variance_ = xr.DataArray(
-            [pair.residual_variance for pair in model.pairs.values()],
-            {"stream": [f"{p}/{m}" for p, m in model.pairs]},
-            ("stream",),
-        )
+        for name in ("responses_", "parameters_", "latents_", "residual_variance_"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def responses_(self) -> dict[str, Response | dict[str, Response]]:
+        """Fitted responses by modality, by participant where they are not shared."""
+        return _responses(self._fitted)
+
+    @cached_property
+    def parameters_(self) -> dict[str, xr.DataArray | float]:
+        """Loadings, training means and sds, and free response parameters, by path."""
+        return _parameters(self._fitted)
+
+    @cached_property
+    def latents_(self) -> xr.DataTree:
+        """Latent paths of the training runs on their grids."""
+        return _latents(self._fitted)
+
+    @cached_property
+    def residual_variance_(self) -> xr.DataArray:
+        """Weighted mean squared residual of each stream, in squared training sds."""
+        pairs = self._fitted.pairs
+        streams = {"stream": [f"{p}/{m}" for p, m in pairs]}
+        return xr.DataArray([pair.residual_variance for pair in pairs.values()], streams, ("stream",))
 
     def _warn(self) -> None:
         if not self.converged_:

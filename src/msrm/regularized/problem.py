@@ -304,28 +304,40 @@ def _row_groups(
     for piece in pieces:
         participant, run, _ = key_of(piece.stream)
         if run == system.run and (len(system.participants) != 1 or participant == system.participants[0]):
-            key = (filters.of_pair[pairs[piece.pair]], system.path_of(participant), piece.mask is None)
-            merged.setdefault((*key, piece.times.tobytes()), []).append(piece)
-    return tuple(_group(members, columns, *key[:3]) for key, members in merged.items())
+            complete = piece.mask is None
+            # Rows missing altogether differ between participants: their union, weighted 0, keeps one group.
+            clock = piece.times if complete else piece.stream.times
+            key = (filters.of_pair[pairs[piece.pair]], system.path_of(participant), complete)
+            merged.setdefault((*key, clock.tobytes()), []).append(piece)
+    return tuple(
+        (_complete_group if complete else _masked_group)(members, columns, owner, path)
+        for (owner, path, complete, _), members in merged.items()
+    )
 
 
-def _group(members: Sequence[_Piece], columns: Sequence[slice], owner: int, path: int, complete: bool) -> RowGroup:
-    blocks, start = [], 0
-    for piece in members:
-        stop = start + piece.reduced.n_coordinates
-        blocks.append(Block(piece.pair, slice(start, stop), columns[piece.pair]))
-        start = stop
+def _blocks(members: Sequence[_Piece], columns: Sequence[slice]) -> list[Block]:
+    edges = np.cumsum([0, *(piece.reduced.n_coordinates for piece in members)]).tolist()
+    return [Block(p.pair, slice(a, b), columns[p.pair]) for p, (a, b) in zip(members, pairwise(edges), strict=True)]
+
+
+def _complete_group(members: Sequence[_Piece], columns: Sequence[slice], owner: int, path: int) -> CompleteRows:
     times = members[0].times
-    cell = cell_weights(times)
     values = np.concatenate([piece.reduced.values[piece.run_index] for piece in members], axis=1)
-    if complete:
-        omega = np.concatenate([np.full(p.reduced.n_coordinates, p.factor / p.reduced.n_present) for p in members])
-        return CompleteRows(times, cell, values, omega, blocks, owner, path)
-    weights = np.zeros_like(values)
+    omega = np.concatenate([np.full(p.reduced.n_coordinates, p.factor / p.reduced.n_present) for p in members])
+    return CompleteRows(times, cell_weights(times), values, omega, _blocks(members, columns), owner, path)
+
+
+def _masked_group(members: Sequence[_Piece], columns: Sequence[slice], owner: int, path: int) -> MaskedRows:
+    used = np.logical_or.reduce([piece.rows for piece in members])
+    blocks = _blocks(members, columns)
+    values, weights = np.zeros((2, int(used.sum()), blocks[-1].own.stop))
     for piece, block in zip(members, blocks, strict=True):
-        row_weight = piece.factor * cell / piece.reduced.counts[piece.run_index]
-        np.copyto(weights[:, block.own], row_weight[:, None], where=piece.mask)
-    return MaskedRows(times, cell, values, weights, blocks, owner, path)
+        rows = piece.rows[used]
+        weight = piece.factor * cell_weights(piece.times) / piece.reduced.counts[piece.run_index]
+        values[rows, block.own] = piece.reduced.values[piece.run_index]
+        assert piece.mask is not None
+        weights[rows, block.own] = np.where(piece.mask, weight[:, None], 0.0)
+    return MaskedRows(members[0].stream.times[used], values, weights, blocks, owner, path)
 
 
 def _gauges(

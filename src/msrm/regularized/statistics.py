@@ -147,8 +147,8 @@ class CompleteRows(_Rows):
         return rows.gram(self.cell)
 
     def view(self) -> Array:
-        """Values (row, column) weighted as in the objective, but evenly over rows."""
-        return self.weighted / (self.cell[:, None] * np.sqrt(self.omega))
+        """Values (row, column) times the roots of their weights, which sum to the stream's share on any clock."""
+        return self.weighted / np.sqrt(self.cell[:, None] * self.omega / len(self.cell))
 
     def precision(self, loading: Array) -> Array:
         """P (K, K) of D_n = cell_n P."""
@@ -165,7 +165,8 @@ class CompleteRows(_Rows):
 
     def moments(self, path: Array) -> Moments:
         """M_c and B_c at g = path (row, K)."""
-        return _CompleteMoments(self.weighted.T @ path, path.T @ (self.cell[:, None] * path), self.omega)
+        second = path.T @ (self.cell[:, None] * path)
+        return _CompleteMoments(self.weighted.T @ path, second, float(second.trace()), self.omega)
 
     def squared_errors(self, path: Array, loading: Array) -> Array:
         """sum_n C (y - g'w)^2 of each column, entry by entry, without cancellation."""
@@ -181,6 +182,7 @@ class CompleteRows(_Rows):
 class _CompleteMoments:
     cross: Array
     second: Array
+    trace: float
     omega: Array
 
     def times(self, loading: Array) -> Array:
@@ -188,7 +190,7 @@ class _CompleteMoments:
 
     def of_block(self, block: Block) -> tuple[Array, Array]:
         omega = self.omega[block.own]
-        return self.second * omega[0], omega * np.trace(self.second)
+        return self.second * omega[0], omega * self.trace
 
     def columns_of(self, block: Block) -> Array:
         return self.omega[block.own, None, None] * self.second
@@ -200,24 +202,16 @@ class MaskedRows(_Rows):
     Parameters
     ----------
     times : (row,), seconds
-    cell : (row,)
     values : (row, column), 0 where missing
     weights : (row, column)
         C.
     """
 
     def __init__(
-        self,
-        times: Array,
-        cell: Array,
-        values: Array,
-        weights: Array,
-        blocks: Sequence[Block],
-        owner: int,
-        path: int = 0,
+        self, times: Array, values: Array, weights: Array, blocks: Sequence[Block], owner: int, path: int = 0
     ) -> None:
         super().__init__(times, weights * values, blocks, owner, path)
-        self.cell, self.weights = cell, weights
+        self.weights = weights
         self.energy = float(np.einsum("nc,nc->", self.weighted, values))
 
     def column_energies(self) -> Array:
@@ -226,8 +220,8 @@ class MaskedRows(_Rows):
         return np.einsum("nc,nc,nc->c", self.weighted, self.weighted, 1 / safe)
 
     def view(self) -> Array:
-        """Values (row, column) weighted as in the objective, but evenly over rows; 0 where missing."""
-        scale = np.sqrt(self.weights * self.cell[:, None])
+        """Values (row, column) times the roots of their weights, which sum to the stream's share on any clock."""
+        scale = np.sqrt(self.weights / np.maximum((self.weights > 0).sum(0), 1))
         return np.divide(self.weighted, scale, out=np.zeros_like(self.weighted), where=scale > 0)
 
     def precision(self, loading: Array) -> Array:

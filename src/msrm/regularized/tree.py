@@ -72,7 +72,7 @@ def node(tree: xr.DataTree, path: str) -> xr.Dataset:
 
 def model_from_tree(tree: xr.DataTree) -> Model:
     """The model of a tree made by :func:`model_tree`."""
-    plain = {name: plain_number(value) for name, value in tree["settings"].attrs.items()}
+    plain = {str(name): plain_number(value) for name, value in tree["settings"].attrs.items()}
     plain["responses"] = {m: response_from_plain(t, f"responses.{m}") for m, t in plain["responses"].items()}
     streams = node(tree, "streams")
     names = [[str(name) for name in streams[kind].values] for kind in ("participant", "run", "modality")]
