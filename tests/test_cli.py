@@ -142,6 +142,14 @@ class TestCommands:
         assert found["recording_digest"] == same.recording_digest_
         assert found["runtime"]["versions"]["numpy"] == np.__version__
 
+    def test_a_parameter_at_its_bound_is_told(self, work):
+        narrow = "responses.rating.lag={start=-1.2, bounds=[-1.5, -1.0]}"
+        words = ("fit", work / "rec.nc", work / "bound.nc", "-c", work / "fit.toml")
+        found = answer(*words, "-s", narrow)
+        assert found["at_bounds"] == ["rating: lag"]
+        assert "lag -1.000 (at its bound)" in run("info", work / "bound.nc").stdout
+        assert answer("info", work / "fit.nc")["fit"]["at_bounds"] == []
+
     def test_an_interrupted_fit_is_saved_and_ends_with_130(self, work, monkeypatch):
         fit = msrm.RMSRM.fit
 

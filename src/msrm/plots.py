@@ -294,6 +294,7 @@ def convergence(objectives: Any, *, axes: Axes | None = None) -> Axes:
         )
     axes.set(xlabel="iteration", ylabel="objective above the best (relative)", title=f"best objective {best:.6g}")
     axes.title.set_fontsize("medium")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if len(traces) > 1:
         axes.legend(frameon=False, fontsize="small")
     _bare(axes)

@@ -53,6 +53,7 @@ def fit_facts(fitted: Any) -> dict[str, Any]:
         "stop_reason": str(fitted.stop_reason_),
         "iterations": int(fitted.n_iter_),
         "starts": len(fitted.starts_),
+        "at_bounds": _at_bounds(fitted),
         "responses": {
             modality: {person: to_plain(r) for person, r in response.items()}
             if isinstance(response, Mapping)
@@ -66,6 +67,19 @@ def fit_facts(fitted: Any) -> dict[str, Any]:
     }
 
 
+def _at_bounds(fitted: Any) -> list[str]:
+    """Free response parameters that ended at a bound, to a millionth of its width."""
+    found = []
+    for modality, response in fitted.responses_.items():
+        people = {f"{modality} of {p}": r for p, r in response.items()} if isinstance(response, Mapping) else {}
+        for label, own in (people or {modality: response}).items():
+            for name, free in fitted.responses[modality].free.items():
+                room = min(own.start[name] - free.bounds[0], free.bounds[1] - own.start[name])
+                if room <= 1e-6 * (free.bounds[1] - free.bounds[0]):
+                    found.append(f"{label}: {name}")
+    return found
+
+
 def fit_lines(facts: Mapping[str, Any]) -> list[str]:
     """A fit in a few lines."""
     state = "converged" if facts["converged"] else f"NOT converged: {facts['stop_reason']}"
@@ -76,7 +90,11 @@ def fit_lines(facts: Mapping[str, Any]) -> list[str]:
     for modality, table in facts["responses"].items():
         people = {modality: table} if "family" in table else {f"{modality} of {p}": t for p, t in table.items()}
         for label, response in people.items():
-            values = [f"{k} {v:.3f}" for k, v in response.items() if isinstance(v, float)]
+            values = [
+                f"{k} {v:.3f}" + (" (at its bound)" if f"{label}: {k}" in facts["at_bounds"] else "")
+                for k, v in response.items()
+                if isinstance(v, float)
+            ]
             lines.append(f"  {label}: {response['family']} {', '.join(values)}".rstrip())
     if "likelihood_error" in facts:
         backend, error = facts["backend"], facts["likelihood_error"]

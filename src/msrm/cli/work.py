@@ -37,6 +37,7 @@ from msrm.simulation import simulate as simulate_recording
 
 __all__ = ["Answer", "doctor", "evaluate", "fit", "info", "open_any", "plot", "predict", "simulate"]
 
+_ORIGIN = ("kind", "msrm_version", "created", "recording_digest", "fit", "source")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "error": "FAIL"}
 
 
@@ -171,7 +172,7 @@ def info(path: Path, task: str | None) -> Answer:
     tree = archive.read_tree(path)
     attributes = {str(name): value for name, value in tree.attrs.items()}
     facts: dict[str, Any] = {"path": str(path), **attributes, "runtime": dict(tree["runtime"].attrs)}
-    lines = [f"{name}: {value}" for name, value in attributes.items()]
+    lines = [f"{name}: {attributes[name]}" for name in _ORIGIN if name in attributes]
     try:
         fitted = archive.open_fit(path)
     except ValueError:
