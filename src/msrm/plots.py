@@ -16,6 +16,7 @@ from msrm.responses import Response
 try:
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:  # pragma: no cover - tested in a child process
     raise ImportError("msrm.plots needs matplotlib, which is not installed. Run: pip install 'msrm[plots]'") from error
 
@@ -294,7 +295,7 @@ def convergence(objectives: Any, *, axes: Axes | None = None) -> Axes:
         )
     axes.set(xlabel="iteration", ylabel="objective above the best (relative)", title=f"best objective {best:.6g}")
     axes.title.set_fontsize("medium")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(traces) > 1:
         axes.legend(frameon=False, fontsize="small")
     _bare(axes)
