@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.scipy.linalg import solve_triangular
 
 from msrm.gp.cholesky import ACCELERATOR_ORDER, LAPACK_ORDER, check_order, host_memory, inverse_of_factor, lower_factor
@@ -121,8 +121,12 @@ def _host_inverse(factors: np.ndarray) -> tuple[np.ndarray]:
     return _host(inverse_of_factor, factors)
 
 
-def _primitive(name: str, native: Any, host: Any) -> Any:
-    """A primitive of one stack of square matrices to another, by `host` on the CPU platform if large."""
+def _primitive(name: str, native: Any, host: Any, tangent: Any) -> Any:
+    """A primitive from one stack of square matrices to another, by `host` on the CPU platform if large.
+
+    `tangent` (input, output, input tangent) makes its derivative. It belongs to the primitive because JAX drops custom
+    rules of functions when it splits a loop in two for a second derivative.
+    """
     primitive = Primitive(name)
     compiled = jax.jit(primitive.bind)
     primitive.def_impl(lambda matrix: compiled(matrix))
@@ -132,17 +136,14 @@ def _primitive(name: str, native: Any, host: Any) -> Any:
         (aval,) = context.avals_in
         if aval.shape[-1] < _HOST_ORDER:
             return mlir.lower_fun(native, multiple_results=False)(context, matrix)
-        results, _, _ = mlir.emit_python_callback(
-            context,
-            host,
-            None,
-            [matrix],
-            context.avals_in,
-            context.avals_out,
-            has_side_effect=False,
-            returns_token=False,
-        )
-        return results
+        avals = context.avals_in, context.avals_out
+        return mlir.emit_python_callback(
+            context, host, None, [matrix], *avals, has_side_effect=False, returns_token=False
+        )[0]
+
+    def differentiate(primals: Any, tangents: Any) -> Any:
+        out = primitive.bind(*primals)
+        return out, tangent(*primals, out, *tangents)
 
     def batch(arguments: Any, axes: Any) -> Any:
         return primitive.bind(jnp.moveaxis(arguments[0], axes[0], 0)), 0
@@ -150,33 +151,25 @@ def _primitive(name: str, native: Any, host: Any) -> Any:
     mlir.register_lowering(primitive, lower_on_cpu, platform="cpu", cacheable=False)
     mlir.register_lowering(primitive, mlir.lower_fun(native, multiple_results=False))
     batching.primitive_batchers[primitive] = batch
+    ad.primitive_jvps[primitive] = differentiate
     return primitive
 
 
-_factor_p = _primitive("msrm_cholesky", _native_factor, _host_factor)
-_inverse_p = _primitive("msrm_inverse", _native_inverse, _host_inverse)
-
-
-# --- public functions and their rules ---
-
-
-def _factor_tangent(lower: Array, tangent: Array) -> Array:
+def _factor_tangent(matrix: Array, lower: Array, tangent: Array) -> Array:
     """L Phi(L^-1 dA L^-T), Phi the lower triangle with half the diagonal."""
     half = solve_triangular(lower, (tangent + _transposed(tangent)) / 2, lower=True)
     inner = jnp.tril(solve_triangular(lower, _transposed(half), lower=True))
     return lower @ (inner * (1 - jnp.eye(inner.shape[-1]) / 2))
 
 
-@jax.custom_jvp
-def _cholesky(matrix: Array) -> Array:
-    return _factor_p.bind(matrix)
+def _inverse_tangent(lower: Array, inverse: Array, tangent: Array) -> Array:
+    """-A^-1 dA A^-1 with A = L L'."""
+    product = tangent @ _transposed(lower)
+    return -(inverse @ (product + _transposed(product)) @ inverse)
 
 
-@_cholesky.defjvp
-def _cholesky_jvp(primals: Any, tangents: Any) -> Any:
-    (matrix,), (tangent,) = primals, tangents
-    lower = _cholesky(matrix)
-    return lower, _factor_tangent(lower, tangent)
+_factor_p = _primitive("msrm_cholesky", _native_factor, _host_factor, _factor_tangent)
+_inverse_p = _primitive("msrm_inverse", _native_inverse, _host_inverse, _inverse_tangent)
 
 
 def cholesky(matrix: Array) -> Array:
@@ -197,21 +190,12 @@ def cholesky(matrix: Array) -> Array:
     TypeError, ValueError
         If not float64 or not square.
     """
-    return _cholesky(_checked(matrix))
+    return _factor_p.bind(_checked(matrix))
 
 
-@jax.custom_jvp
 def factor_inverse(lower: Array) -> Array:
     """Inverse of ``L L'`` from the factor L (..., n, n)."""
     return _inverse_p.bind(lower)
-
-
-@factor_inverse.defjvp
-def _factor_inverse_jvp(primals: Any, tangents: Any) -> Any:
-    (lower,), (tangent,) = primals, tangents
-    inverse = factor_inverse(lower)
-    product = tangent @ _transposed(lower)
-    return inverse, -(inverse @ (product + _transposed(product)) @ inverse)
 
 
 def solve_factor(lower: Array, right: Array) -> Array:
@@ -221,7 +205,7 @@ def solve_factor(lower: Array, right: Array) -> Array:
 
 @jax.custom_jvp
 def _core(matrix: Array, right: Array) -> tuple[Array, Array, Array]:
-    lower = _cholesky(matrix)
+    lower = _factor_p.bind(matrix)
     logs = jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)).sum(-1)
     return lower, 2 * logs, solve_factor(lower, right)
 
@@ -234,7 +218,7 @@ def _core_jvp(primals: Any, tangents: Any) -> Any:
     d_matrix = (d_matrix + _transposed(d_matrix)) / 2
     d_logs = (factor_inverse(lower) * d_matrix).sum((-2, -1))
     d_x = solve_factor(lower, d_right - d_matrix @ x)
-    return (lower, logs, x), (_factor_tangent(lower, d_matrix), d_logs, d_x)
+    return (lower, logs, x), (_factor_tangent(matrix, lower, d_matrix), d_logs, d_x)
 
 
 def log_determinant_and_solve(matrix: Array, right: Array) -> tuple[Array, Array]:
