@@ -1,6 +1,6 @@
 """From the best point of a search to the fitted model: factors in a fixed order and orientation, raw loadings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def assembled(
     model = Model(
         settings,
         pairs,
-        _runs(problem, latents),
+        _runs(problem, training, latents),
         training.factors,
         len({(p, r) for p, r, _ in training.factors}),
         problem.systems[0].weight,
@@ -128,14 +128,14 @@ def _pair_energies(problem: Problem) -> Array:
     return out
 
 
-def _runs(problem: Problem, latents: Latents) -> dict[str, RunPaths]:
+def _runs(problem: Problem, training: Training, latents: Latents) -> dict[str, RunPaths]:
     """Paths by run; the systems of one run side by side."""
     out: dict[str, RunPaths] = {}
     for system, paths in zip(problem.systems, latents, strict=True):
         if system.run in out:
             before = out[system.run]
             paths = np.concatenate([before.paths, paths], axis=1)
-            out[system.run] = RunPaths((*before.participants, *system.participants), system.grid, paths)
+            out[system.run] = replace(before, participants=(*before.participants, *system.participants), paths=paths)
         else:
-            out[system.run] = RunPaths(system.participants, system.grid, paths)
+            out[system.run] = RunPaths(system.participants, system.grid, training.limits[system.run], paths)
     return out

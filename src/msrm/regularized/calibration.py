@@ -32,7 +32,12 @@ def calibrated(model: Model, recording: Recording) -> Model:
     _check(model, recording)
     recording = recording.select(modalities=[m for m in recording.modalities if settings.weight(m) > 0])
     own = replace(settings, responses={m: _joining(model, m) for m in recording.modalities})
-    frame = Frame({run: paths.grid for run, paths in model.runs.items()}, model.n_participant_runs, len(model.ridges))
+    frame = Frame(
+        {run: paths.grid for run, paths in model.runs.items()},
+        {run: paths.limits for run, paths in model.runs.items()},
+        model.n_participant_runs,
+        len(model.ridges),
+    )
     problem, training = build_problem(recording, own, frame)
     objective = Objective(problem)
     latents = tuple(

@@ -139,7 +139,7 @@ def infer_run(
     if not known:
         return None
     observed = {key_of(s): t.count > 0 for s, t in known}
-    rows, grids = rows_and_grids([s for s, _ in known], observed, settings)
+    rows, grids, _ = rows_and_grids([s for s, _ in known], observed, settings)
     used = [(s, t, rows[key_of(s)]) for s, t in known if rows[key_of(s)].any()]
     if not used:
         return None

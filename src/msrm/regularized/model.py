@@ -53,11 +53,14 @@ class RunPaths:
     participants : tuple of str
         Owners of the paths; empty when one path serves everyone.
     grid : Grid
+    limits : (first, last)
+        Between which the response of a usable row must see, seconds.
     paths : (time, path, factor)
     """
 
     participants: tuple[str, ...]
     grid: Grid
+    limits: tuple[float, float]
     paths: Array
 
 

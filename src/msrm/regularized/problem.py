@@ -84,14 +84,15 @@ class Training:
         Maps reduced loadings back to features; reads the recording.
     ridges : dict from pair to float
         Weight of each pair's squared loading norm.
-    grids : dict from run to Grid
+    limits : dict from run to (first, last)
+        Between which the response of a usable row must see: the observed domain, or the whole grid where edges extend.
     """
 
     scales: dict[Pair, PairScale]
     factors: dict[Key, float]
     reduced: dict[Pair, ReducedPair]
     ridges: dict[Pair, float]
-    grids: dict[str, Grid]
+    limits: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,13 @@ class Frame:
     Attributes
     ----------
     grids : dict from run to Grid
+    limits : dict from run to (first, last)
+        Between which the responses of new rows must see, seconds.
     n_participant_runs, n_pairs : int
     """
 
     grids: dict[str, Grid]
+    limits: dict[str, tuple[float, float]]
     n_participant_runs: int
     n_pairs: int
 
@@ -131,7 +135,10 @@ def build_problem(recording: Recording, settings: Settings, frame: Frame | None 
     observed = {
         key_of(s): count > 0 for pair in pairs for s, count in zip(by_pair[pair], scales[pair].counts, strict=True)
     }
-    rows, grids = rows_and_grids(streams, observed, settings, None if frame is None else frame.grids)
+    if frame is None:
+        rows, grids, limits = rows_and_grids(streams, observed, settings)
+    else:
+        rows, grids, limits = _rows_inside(streams, observed, settings, frame.limits), frame.grids, frame.limits
     for stream in streams:
         if not rows[key_of(stream)].any():
             raise ValueError(_no_row(stream, observed, streams, settings))
@@ -168,7 +175,7 @@ def build_problem(recording: Recording, settings: Settings, frame: Frame | None 
         groups,
         _gauges(pairs, systems, settings),
     )
-    return problem, Training(scales, factors, reduced, ridges, grids)
+    return problem, Training(scales, factors, reduced, ridges, limits)
 
 
 def key_of(stream: Stream) -> Key:
@@ -192,40 +199,50 @@ def stream_factors(streams: Sequence[Stream], settings: Settings, number: int | 
 
 
 def rows_and_grids(
-    streams: Sequence[Stream], observed: dict[Key, Mask], settings: Settings, given: dict[str, Grid] | None = None
-) -> tuple[dict[Key, Mask], dict[str, Grid]]:
-    """Usable rows of each stream, and each run's latent grid.
+    streams: Sequence[Stream], observed: dict[Key, Mask], settings: Settings
+) -> tuple[dict[Key, Mask], dict[str, Grid], dict[str, tuple[float, float]]]:
+    """Usable rows of each stream, and each run's latent grid and limits (see `Training`).
 
     Parameters
     ----------
     observed : dict of (time,) bool
         Rows with a finite entry.
-    given : dict from run to Grid, optional
-        Grids that the rows must fit; by default they are made for them.
 
     Raises
     ------
     ValueError
         When a run's data are at one time only.
     """
-    rows, grids = {}, {} if given is None else dict(given)
+    rows, grids, limits = {}, {}, {}
     for run in dict.fromkeys(s.run for s in streams):
         own = [s for s in streams if s.run == run]
-        domain = run_domain(own, observed) if given is None else (given[run].start, given[run].last)
-        if not domain[1] > domain[0]:
-            raise ValueError(f"{run} has data at {domain[0]:g} s only; a run needs a duration. Drop it.")
-        first, last = domain
-        extend = settings.edges == "extend" and given is None
-        for stream in own:
-            key, envelope = key_of(stream), settings.responses[stream.modality].envelope()
-            limits = (-np.inf, np.inf) if extend else domain
-            rows[key] = usable_rows(stream.times, observed[key], envelope, limits)
-            if extend and rows[key].any():
-                used = stream.times[rows[key]]
-                first, last = min(first, used[0] - envelope[1]), max(last, used[-1] - envelope[0])
-        if given is None:
-            grids[run] = latent_grid(float(first), float(last), settings.latent_step)
-    return rows, grids
+        first, last = run_domain(own, observed)
+        if not last > first:
+            raise ValueError(f"{run} has data at {first:g} s only; a run needs a duration. Drop it.")
+        limits[run] = (first, last)
+        if settings.edges == "extend":
+            for stream in own:
+                rows[key_of(stream)] = observed[key_of(stream)]
+                low, high = settings.responses[stream.modality].envelope()
+                used = stream.times[observed[key_of(stream)]]
+                if len(used):
+                    first, last = min(first, float(used[0] - high)), max(last, float(used[-1] - low))
+        else:
+            rows |= _rows_inside(own, observed, settings, limits)
+        grids[run] = latent_grid(first, last, settings.latent_step)
+        if settings.edges == "extend":
+            limits[run] = (grids[run].start, grids[run].last)
+    return rows, grids, limits
+
+
+def _rows_inside(
+    streams: Sequence[Stream], observed: dict[Key, Mask], settings: Settings, limits: dict[str, tuple[float, float]]
+) -> dict[Key, Mask]:
+    """Observed rows whose response, over the bounds of its parameters, sees only what is inside the run's limits."""
+    return {
+        key_of(s): usable_rows(s.times, observed[key_of(s)], settings.responses[s.modality].envelope(), limits[s.run])
+        for s in streams
+    }
 
 
 def path_systems(streams: Sequence[Stream], grids: dict[str, Grid], settings: Settings) -> tuple[PathSystem, ...]:

@@ -53,7 +53,8 @@ def model_tree(model: Model) -> dict[str, xr.Dataset]:
         nodes[f"/latent/{run}"] = xr.Dataset(
             {"path": (_PATHS, paths.paths)},
             {"time": ("time", paths.grid.times, {"units": "s"})},
-            attrs={"participants": list(paths.participants), "start": paths.grid.start, "step": paths.grid.step},
+            attrs={"participants": list(paths.participants), "start": paths.grid.start, "step": paths.grid.step}
+            | {"limits": np.array(paths.limits)},
         )
     return nodes
 
@@ -96,7 +97,8 @@ def model_from_tree(tree: xr.DataTree) -> Model:
         data = node(tree, f"latent/{run}")
         paths = data["path"].transpose(*_PATHS).values
         grid = Grid(float(data.attrs["start"]), float(data.attrs["step"]), len(paths))
-        runs[run] = RunPaths(tuple(data.attrs["participants"]), grid, paths)
+        first, last = np.asarray(data.attrs["limits"]).tolist()
+        runs[run] = RunPaths(tuple(data.attrs["participants"]), grid, (first, last), paths)
     factors = dict(zip(zip(*names, strict=True), streams["factor"].values.tolist(), strict=True))
     attrs = streams.attrs
     return Model(
