@@ -5,6 +5,7 @@ Never the only start: R-MSRM's optimum can sit at a bound of a response paramete
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -71,4 +72,5 @@ def translated_start(
 
 def _without_priors(response: Response) -> Response:
     """R-MSRM's objective is per entry: a prior on its scale would outweigh the data."""
-    return replace(response, **{name: Free(free.start, free.bounds) for name, free in response.free.items()})
+    plain: dict[str, Any] = {name: Free(free.start, free.bounds) for name, free in response.free.items()}
+    return replace(response, **plain)

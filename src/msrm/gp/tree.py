@@ -49,23 +49,25 @@ def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
 
 def fitted_from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], FittedGP]:
     """Constructor arguments and fitted model of a tree made by :func:`fitted_tree`."""
-    arguments = _arguments_from_plain(dict(tree["settings"].attrs))
+    arguments = _arguments_from_plain(_facts(tree["settings"]))
     specification = GPDensity(**arguments).specification
     parameters: dict[str, np.ndarray] = {}
     features: dict[tuple[str, str], np.ndarray] = {}
     root = tree["parameters"]
     for node in root.subtree:
         if "value" in node.variables:
+            own = node.to_dataset(inherit=False)
             name = node.path.removeprefix(root.path).lstrip("/")
-            parameters[name] = node["value"].values
+            parameters[name] = own["value"].values
             kind, *rest = name.split("/")
             if kind == "loading":
-                features[rest[0], rest[1]] = node["feature"].values.astype(str)
+                features[rest[0], rest[1]] = own["feature"].values.astype(str)
     standardization = {}
     if "standardization" in tree.children:
         for participant, group in tree["standardization"].children.items():
             for modality, node in group.children.items():
-                standardization[participant, modality] = Standardization(node["mean"].values, node["scale"].values)
+                own = node.to_dataset(inherit=False)
+                standardization[participant, modality] = Standardization(own["mean"].values, own["scale"].values)
     runs, domains = {}, {}
     for run, group in tree["training"].children.items():
         first, last = group.attrs["domain"]
@@ -94,7 +96,11 @@ def starts_tree(starts: tuple[StartRecord, ...]) -> dict[str, xr.Dataset]:
 
 def starts_from_tree(tree: xr.DataTree) -> tuple[StartRecord, ...]:
     """The starts of a tree made by :func:`starts_tree`."""
-    return tuple(StartRecord(**tree[f"starts/{number}"].attrs) for number in range(len(tree["starts"].children)))
+    return tuple(StartRecord(**_facts(tree[f"starts/{number}"])) for number in range(len(tree["starts"].children)))
+
+
+def _facts(node: xr.DataTree | xr.DataArray) -> dict[str, Any]:
+    return {str(name): value for name, value in node.attrs.items()}
 
 
 def _nodes_dataset(own: TrainingNodes) -> xr.Dataset:
@@ -110,7 +116,8 @@ def _nodes_dataset(own: TrainingNodes) -> xr.Dataset:
     return xr.Dataset(variables, {"time": ("time", own.times, {"units": "s"})})
 
 
-def _nodes_from(node: xr.DataTree) -> TrainingNodes:
+def _nodes_from(tree: xr.DataTree) -> TrainingNodes:
+    node = tree.to_dataset(inherit=False)
     pairs = node["pairs"].values if "pairs" in node.variables else None
     coefficients = node["coefficients"].values if "coefficients" in node.variables else None
     statistics = GroupStatistics(

@@ -83,7 +83,7 @@ _job: Callable[..., Any]
 def _main_hidden() -> Iterator[None]:
     """Keep workers from running the user's script again: they import functions by name and need no script."""
     main = sys.modules["__main__"]
-    kept = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    kept: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
     main.__dict__.update(dict.fromkeys(kept))
     try:
         yield
