@@ -7,9 +7,7 @@ rows of X; the remaining features are exactly zero. This module owns V. It never
 the data. Features are grouped by mask pattern and rotated within a group only where that shrinks it;
 the others stay as they are, side by side, with their mask.
 
-C comes from a pivoted Cholesky factor of the Gram `X X' = L L'` (centred first when the mean matters:
-a Gram loses orthogonality with large means), followed by one pass of Cholesky QR when `keep_mean` asks for an
-orthonormal basis. Standardization and the choice of rows belong to the callers.
+How C is found is in :mod:`msrm.rotation_bases`; standardization and the choice of rows belong to the callers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
 
+from msrm.rotation_bases import bases
+from msrm.runtime import available_cores, blas_threads
 from msrm.stream import BLOCK_BYTES, CHUNK_BYTES, Stream, chunk_width
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Pivots of a T x T Gram below this many T eps of its largest are rounding noise.
-_RANK_MARGIN = 16.0
-# A mean this close (relative) to the span of the centred rows is taken to lie in it.
-_MEAN_MARGIN = 1e-9
+# Multiplications of one Gram above which several BLAS threads pay for their spinning beside other work.
+_THREADED_WORK = 1e10
 
 
 def feature_blocks(streams: Sequence[Stream]) -> Iterator[tuple[slice, list[Array]]]:
@@ -88,6 +85,15 @@ class MaskGroup:
     rows: Mask
     coefficients: Array | None
     centre: Array
+
+    def block(self, span: slice, data: Array) -> tuple[slice, Array]:
+        """Which of the group's features lie in a block, and their centred data (group row, feature)."""
+        low, high = np.searchsorted(self.features, (span.start, span.stop))
+        local = self.features[low:high] - span.start
+        own = data if len(local) == data.shape[1] else data[:, local]
+        own = own if self.rows.all() else own[self.rows]
+        centre = self.centre[low:high]
+        return slice(low, high), own - centre if centre.any() else own
 
     @property
     def n_null(self) -> int:
@@ -170,7 +176,7 @@ class ReducedPair:
             out[group.features] = np.multiply.outer(group.centre, combined[-1])
         for span, data in self._rotated_blocks():
             for group, combined in self._combined(flat):
-                inside, block = _group_block(group, span, data)
+                inside, block = group.block(span, data)
                 out[group.features[inside]] += block.T @ combined[:-1]
         return out.reshape(self.n_features, *coordinates.shape[1:])
 
@@ -196,7 +202,7 @@ class ReducedPair:
         for span, data in self._rotated_blocks():
             for group in self.groups:
                 if group.coefficients is not None:
-                    inside, block = _group_block(group, span, data)
+                    inside, block = group.block(span, data)
                     out[group.columns] += group.coefficients[:-1].T @ (block @ flat[group.features[inside]])
         return out.reshape(self.n_coordinates, *features.shape[1:])
 
@@ -242,10 +248,11 @@ def reduce_pair(
     taking_part = np.ones(len(blocks.mean), bool) if present is None else np.asarray(present, bool)
     total = sum(int(keep.sum()) for keep in rows)
     patterns = [(np.flatnonzero(taking_part), np.ones(total, bool))]
-    reduced = _reduce(blocks, patterns, np.empty(0, np.intp), keep_mean)
-    if reduced is None:
-        reduced = _reduce(blocks, *_mask_patterns(blocks, taking_part), keep_mean)
-        assert reduced is not None
+    with blas_threads(1 if len(taking_part) * total**2 < _THREADED_WORK else available_cores()):
+        reduced = _reduce(blocks, patterns, np.empty(0, np.intp), keep_mean)
+        if reduced is None:
+            reduced = _reduce(blocks, *_mask_patterns(blocks, taking_part), keep_mean)
+            assert reduced is not None
     return reduced
 
 
@@ -258,7 +265,7 @@ class _GroupWork:
         self.gram = np.zeros((count, count))
 
     def add(self, span: slice, data: Array, *, centre: bool) -> bool:
-        inside, block = _group_block(self.group, span, data)
+        inside, block = self.group.block(span, data)
         if centre:
             self.group.centre[inside] = block.mean(0)
             block = block - self.group.centre[inside]
@@ -292,7 +299,7 @@ def _reduce(
 def _assemble(
     blocks: PairBlocks, wide: list[_GroupWork], rest: NDArray[np.intp], columns: Array, mask: Mask, keep_mean: bool
 ) -> ReducedPair:
-    factors, coefficients = _bases(blocks, wide, keep_mean)
+    factors, coefficients = bases(blocks, [work.group for work in wide], [work.gram for work in wide], keep_mean)
     width = len(rest) + sum(factor.shape[1] for factor in factors)
     values, present = np.zeros((len(columns), width)), np.zeros((len(columns), width), bool)
     counts, mean_row = mask.sum(1), np.zeros(width)
@@ -321,92 +328,6 @@ def _assemble(
         tuple(groups),
         blocks,
     )
-
-
-def _bases(blocks: PairBlocks, wide: list[_GroupWork], keep_mean: bool) -> tuple[list[Array], list[Array]]:
-    """For each group the data in its basis, L of `[X; mean] = L V'`, and C of `V = [X; mean]' C`."""
-    factors, coefficients = [], []
-    for work in wide:
-        factor, coefficient = _semidefinite_factor(work.gram)
-        factors.append(np.vstack([factor, np.zeros(factor.shape[1])]))
-        coefficients.append(np.vstack([coefficient, np.zeros(factor.shape[1])]))
-    if not (keep_mean and wide):
-        return factors, coefficients
-    for i, (gram, projected) in enumerate(_overlaps(blocks, wide, coefficients)):
-        # Cholesky QR a second time: V'V - 1 falls from eps cond(X)^2 to eps, and X V is taken directly.
-        inverse = np.linalg.inv(np.linalg.cholesky(gram)).T
-        factors[i][:-1] = projected @ inverse
-        coefficients[i] = coefficients[i] @ inverse
-    along = [np.zeros(coefficient.shape[1]) for coefficient in coefficients]
-    for _ in range(2):  # Gram-Schmidt twice is enough
-        outside = _beyond_span(blocks, wide, coefficients, along)
-    for i, (work, length) in enumerate(zip(wide, outside, strict=True)):
-        factors[i][-1] = along[i]
-        if length > _MEAN_MARGIN * np.linalg.norm(work.group.centre):
-            factors[i], coefficients[i] = _with_mean(factors[i], coefficients[i], length)
-    return factors, coefficients
-
-
-def _with_mean(factor: Array, coefficient: Array, length: float) -> tuple[Array, Array]:
-    """Append the direction of the mean outside the basis, `(mean - V V' mean) / length`."""
-    direction = np.append(-coefficient[:-1] @ factor[-1], 1.0) / length
-    factor = np.pad(factor, ((0, 0), (0, 1)))
-    factor[-1, -1] = length
-    return factor, np.column_stack([coefficient, direction])
-
-
-def _overlaps(blocks: PairBlocks, wide: list[_GroupWork], coefficients: list[Array]) -> list[tuple[Array, Array]]:
-    """V'V and X V of every group, from one pass over the data."""
-    sums = [(np.zeros((c.shape[1], c.shape[1])), np.zeros((len(c) - 1, c.shape[1]))) for c in coefficients]
-    for span, data in blocks:
-        for (gram, projected), work, coefficient in zip(sums, wide, coefficients, strict=True):
-            _, block = _group_block(work.group, span, data)
-            basis = block.T @ coefficient[:-1]
-            gram += basis.T @ basis
-            projected += block @ basis
-    return sums
-
-
-def _beyond_span(
-    blocks: PairBlocks, wide: list[_GroupWork], coefficients: list[Array], along: list[Array]
-) -> list[float]:
-    """Length of `mean - V along` of every group; `along` is corrected in place by its coordinates in V."""
-    squares, corrections = np.zeros(len(wide)), [np.zeros_like(a) for a in along]
-    for span, data in blocks:
-        for i, (work, coefficient) in enumerate(zip(wide, coefficients, strict=True)):
-            inside, block = _group_block(work.group, span, data)
-            rest = work.group.centre[inside] - block.T @ (coefficient[:-1] @ along[i])
-            squares[i] += rest @ rest
-            corrections[i] += coefficient[:-1].T @ (block @ rest)
-    lengths = []
-    for i, correction in enumerate(corrections):
-        along[i] += correction
-        lengths.append(float(np.sqrt(max(squares[i] - correction @ correction, 0.0))))
-    return lengths
-
-
-def _group_block(group: MaskGroup, span: slice, data: Array) -> tuple[slice, Array]:
-    """Which features of the group lie in this block, and their centred data (group row, feature)."""
-    low, high = np.searchsorted(group.features, (span.start, span.stop))
-    local = group.features[low:high] - span.start
-    block = data if len(local) == data.shape[1] else data[:, local]
-    block = block if group.rows.all() else block[group.rows]
-    centre = group.centre[low:high]
-    return slice(low, high), block - centre if centre.any() else block
-
-
-def _semidefinite_factor(gram: Array) -> tuple[Array, Array]:
-    """L (row, rank) and C (row, rank) of `X X' = L L'` and `V = X' C`, by Cholesky with complete pivoting."""
-    size = len(gram)
-    tolerance = _RANK_MARGIN * size * np.finfo(float).eps * float(np.diagonal(gram).max(initial=0.0))
-    packed, pivots, rank, _ = lapack.dpstrf(gram, tol=tolerance, lower=1)
-    order = pivots - 1
-    factor, coefficient = np.zeros((size, rank)), np.zeros((size, rank))
-    factor[order] = np.tril(packed)[:, :rank]
-    if rank:
-        inverse, _ = lapack.dtrtri(packed[:rank, :rank], lower=1)
-        coefficient[order[:rank]] = np.tril(inverse).T
-    return factor, coefficient
 
 
 def _mask_patterns(

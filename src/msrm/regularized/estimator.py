@@ -12,7 +12,7 @@ import xarray as xr
 
 from msrm import archive
 from msrm.recording import Recording
-from msrm.regularized import prediction
+from msrm.regularized import labelled, prediction
 from msrm.regularized.assembly import Assembled, assembled
 from msrm.regularized.calibration import calibrated
 from msrm.regularized.filters import Pair
@@ -389,13 +389,7 @@ class RMSRM:
         self.starts_ = starts
         self.n_iter_, self.converged_, self.stop_reason_ = best.n_iter, best.converged, best.reason
         self.stationarity_ = best.stationarity
-        factor = {"factor": np.arange(1, len(found.total) + 1)}
-        self.explained_variance_ = xr.DataArray(found.total, factor, ("factor",))
-        self.stream_explained_variance_ = xr.DataArray(
-            np.stack(list(found.explained.values())),
-            {"stream": [f"{p}/{m}" for p, m in found.explained], **factor},
-            ("stream", "factor"),
-        )
+        self.explained_variance_, self.stream_explained_variance_ = labelled.explained_variance(found)
         self._describe(found.model)
 
     def _describe(self, model: Model) -> None:
@@ -407,24 +401,22 @@ class RMSRM:
     @cached_property
     def responses_(self) -> dict[str, Response | dict[str, Response]]:
         """Fitted responses by modality, by participant where they are not shared."""
-        return _responses(self._fitted)
+        return labelled.responses(self._fitted)
 
     @cached_property
     def parameters_(self) -> dict[str, xr.DataArray | float]:
         """Loadings, training means and sds, and free response parameters, by path."""
-        return _parameters(self._fitted)
+        return labelled.parameters(self._fitted)
 
     @cached_property
     def latents_(self) -> xr.DataTree:
         """Latent paths of the training runs on their grids."""
-        return _latents(self._fitted)
+        return labelled.latents(self._fitted)
 
     @cached_property
     def residual_variance_(self) -> xr.DataArray:
         """Weighted mean squared residual of each stream, in squared training sds."""
-        pairs = self._fitted.pairs
-        streams = {"stream": [f"{p}/{m}" for p, m in pairs]}
-        return xr.DataArray([pair.residual_variance for pair in pairs.values()], streams, ("stream",))
+        return labelled.residual_variance(self._fitted)
 
     def _warn(self) -> None:
         if not self.converged_:
@@ -434,54 +426,6 @@ class RMSRM:
                 ConvergenceWarning,
                 stacklevel=3,
             )
-
-
-def _responses(model: Model) -> dict[str, Response | dict[str, Response]]:
-    """Fitted responses by modality, by participant where they are not shared."""
-    out: dict[str, Any] = {}
-    for (participant, modality), pair in model.pairs.items():
-        given = model.settings.responses[modality]
-        if given.pooling == "shared":
-            out.setdefault(modality, pair.response)
-        else:
-            out.setdefault(modality, {})[participant] = pair.response
-    return out
-
-
-def _parameters(model: Model) -> dict[str, xr.DataArray | float]:
-    out: dict[str, xr.DataArray | float] = {}
-    for (participant, modality), pair in model.pairs.items():
-        where = f"{participant}/{modality}"
-        feature = {"feature": pair.features}
-        out[f"loading/{where}"] = xr.DataArray(
-            pair.loading, {**feature, "factor": np.arange(1, pair.loading.shape[1] + 1)}, ("feature", "factor")
-        )
-        out[f"offset/{where}"] = xr.DataArray(pair.mean, feature, ("feature",))
-        out[f"scale/{where}"] = xr.DataArray(pair.sd, feature, ("feature",))
-    for modality, response in _responses(model).items():
-        free = model.settings.responses[modality].free
-        people = response if isinstance(response, dict) else {"": response}
-        for participant, own in people.items():
-            path = f"response/{modality}/{participant}" if participant else f"response/{modality}"
-            out |= {f"{path}/{name}": own.start[name] for name in free}
-    return out
-
-
-def _latents(model: Model) -> xr.DataTree:
-    nodes: dict[str, xr.Dataset] = {}
-    for run, found in model.runs.items():
-        coords: dict[str, Any] = {
-            "time": ("time", found.grid.times, {"units": "s"}),
-            "factor": np.arange(1, found.paths.shape[2] + 1),
-        }
-        variables: dict[str, Any] = {}
-        if model.settings.latent_pooling != "separate":
-            variables["mean"] = (("time", "factor"), found.paths.mean(1))
-        if found.participants:
-            coords["participant"] = list(found.participants)
-            variables["path"] = (("time", "participant", "factor"), found.paths)
-        nodes[run] = xr.Dataset(variables, coords)
-    return xr.DataTree.from_dict(nodes)
 
 
 def _pair_names(streams: np.ndarray, model: Model) -> list[Pair]:
