@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import msrm
+from msrm.gp.ascent import Ascent
+from msrm.gp.refinement import resolved
 
 RESPONSES = {
     "brain": msrm.Identity(),
@@ -71,42 +73,61 @@ def gp(**settings: object) -> "msrm.GPMSRM":
 
 
 def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> dict[str, object]:
+    """A warm objective and gradient at random loadings, at the spacing whose error is within the tolerance."""
     model = gp(likelihood=arguments.likelihood)
-    rng = np.random.default_rng(1)
-    parameters: dict[str, np.ndarray | float] = {}
-    for participant, modality in recording.pairs:
-        features = len(recording.features(participant, modality))
-        parameters[f"loading/{participant}/{modality}"] = rng.normal(0.0, 0.6, (features, 3))
-        parameters[f"offset/{participant}/{modality}"] = np.zeros(features)
-        parameters[f"noise/{participant}/{modality}"] = 0.5
-    parameters |= {"response/rating/lag": 0.0, "response/physiology/width": 0.6, "response/physiology/lag": 0.5}
     start = time.perf_counter()
-    evaluator = model.evaluator(recording)
+    likelihood, choice = model.prepared(recording, reduce=True)
     prepare = time.perf_counter() - start
-    point = evaluator.reduced(parameters)
-    seconds = []
+    rng = np.random.default_rng(1)
+    parameters = {name: np.zeros(shape) for name, shape in likelihood.layout.shapes.items()}
+    for name, shape in likelihood.layout.shapes.items():
+        if name.startswith("loading/"):
+            parameters[name] = rng.normal(0.0, 0.6, shape)
+        elif name.startswith("noise/"):
+            parameters[name] = np.asarray(0.5)
+    parameters |= {
+        "response/rating/lag": np.asarray(0.0),
+        "response/physiology/width": np.asarray(0.6),
+        "response/physiology/lag": np.asarray(0.5),
+    }
+    backend, error = resolved(
+        likelihood.backend, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance
+    )
+    ascent = Ascent(likelihood.with_backend(backend))
+    x, seconds = ascent.packed(parameters), []
     for _ in range(arguments.repeats + 1):
         start = time.perf_counter()
-        result = evaluator.objective_and_gradient(point)
+        point = ascent.point(x)
         seconds.append(time.perf_counter() - start)
+    assert point is not None
     return {
         "prepare_seconds": prepare,
         "first_seconds": seconds[0],
         "warm_seconds": float(np.median(seconds[1:])),
-        "objective": float(result[0]),
-        "likelihood": evaluator.describe(),
+        "objective": point.value,
+        "likelihood_error": float(error.error),
+        "step": error.step,
+        "backend": choice.name,
     }
+
+
+def dense_objective(recording: msrm.Recording, fit: "msrm.GPMSRM") -> float:
+    """The exact objective at a fit's end, by the dense likelihood."""
+    exact = gp(likelihood="dense")
+    return -(exact.log_likelihood(recording, fit.parameters_) + exact.log_prior(fit.parameters_))
 
 
 def fit_map(recording: msrm.Recording, arguments: argparse.Namespace) -> dict[str, object]:
     start = time.perf_counter()
-    fit = gp(likelihood=arguments.likelihood).fit(recording)
+    fit = gp(likelihood=arguments.likelihood, n_starts=arguments.n_starts).fit(recording)
+    seconds = time.perf_counter() - start
     return {
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "objective": float(fit.objective_),
         "likelihood_error": float(fit.likelihood_error_),
         "iterations": int(fit.n_iter_),
         "converged": bool(fit.converged_),
+        "dense_objective": dense_objective(recording, fit) if arguments.dense else None,
         "responses": {name: float(v) for name, v in fit.parameters_.items() if name.startswith("response/")},
     }
 
@@ -117,6 +138,8 @@ def main() -> None:
     parser.add_argument("recording")
     parser.add_argument("--likelihood", default="auto")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--n-starts", type=int, default=3)
+    parser.add_argument("--dense", action="store_true", help="also the exact objective at the MAP's end")
     parser.add_argument("--four-clocks", action="store_true", help="shift three participants' brain clocks")
     arguments = parser.parse_args()
     shifts = {"p2": 0.37, "p3": 0.81, "p4": 1.13} if arguments.four_clocks else None
