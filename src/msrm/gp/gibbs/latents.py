@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msrm.banded import BandCholesky, band_cholesky
-from msrm.gp.statespace import Posterior
+from msrm.gp.posterior import Posterior
 from msrm.latent_grid import GridPrior
 from msrm.nodes import GroupStatistics
 

@@ -15,16 +15,19 @@ from msrm.gp.data import Key, NodeLayout
 from msrm.gp.gibbs.design import Design
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import Current, State
+from msrm.gp.node_terms import NodeTerms, node_terms
 from msrm.gp.parameters import FreeLengthScale, Specification
-from msrm.gp.statespace import Posterior, StateSpace
+from msrm.gp.posterior import Posterior
+from msrm.gp.statespace import StateSpace
 from msrm.gp.terms import OrnsteinUhlenbeck
-from msrm.latent_grid import functionals
+from msrm.latent_grid import Functionals, GridPrior, functionals
 from msrm.nodes import GroupStatistics
 from msrm.priors import Prior
 
 __all__ = ["Block", "Marginal", "prior_blocks"]
 
 Array = NDArray[np.float64]
+_KEPT = 4  # responses whose functionals are kept: the current one, a proposal, and room for other blocks
 _FIRST_SPREAD = 0.05  # of the prior's interquartile range: small against the prior, and it grows within sweeps
 
 
@@ -99,20 +102,22 @@ def prior_blocks(specification: Specification, modalities: tuple[str, ...]) -> t
     return tuple(blocks)
 
 
-@dataclass(frozen=True, eq=False)
 class Marginal:
     """The density of the parameters with the latents integrated out.
 
-    Attributes
+    What depends on a modality's response and not on its loadings is kept for the last few values of the response.
+
+    Parameters
     ----------
     specification : Specification
     layout : NodeLayout
     backend : StateSpace
     """
 
-    specification: Specification
-    layout: NodeLayout
-    backend: StateSpace
+    def __init__(self, specification: Specification, layout: NodeLayout, backend: StateSpace) -> None:
+        self.specification, self.layout, self.backend = specification, layout, backend
+        self._kept: dict[tuple[str, str], dict[tuple[float, ...], _Kept]] = {}
+        self._priors: dict[tuple[str, float], GridPrior] = {}
 
     def current(self, state: State, design: Design | None = None) -> Current:
         """Everything a sweep needs to start from a state, which is left as it is.
@@ -131,8 +136,38 @@ class Marginal:
         return Current(state, design, statistics, posteriors, design.constant(state.rows, state.noise), {}, {})
 
     def posterior(self, run: str, state: State, statistics: Mapping[str, GroupStatistics]) -> Posterior:
-        """Latent states of one run given the parameters."""
-        return self.backend.posterior(run, state.responses, state.length_scale, statistics)
+        """Latent states of one run given the parameters: :meth:`StateSpace.posterior`, from kept parts."""
+        backend, grid, nodes = self.backend, self.backend.grids[run], {}
+        for modality, group in backend.groups[run].items():
+            kept = self._parts(run, modality, state)
+            terms = node_terms(group, kept.made, statistics[modality], residual=modality in backend.residual)
+            # Nodes with few distinct D have a temporal Gram that only the response and the timescale change.
+            if type(terms) is NodeTerms:
+                kept.gram = terms.gram if kept.gram is None else kept.gram
+                terms.__dict__["gram"] = kept.gram
+            nodes[modality] = terms
+        if (run, state.length_scale) not in self._priors:
+            self._priors = {key: prior for key, prior in self._priors.items() if key[0] != run}
+            rate = backend.matern.rate(state.length_scale)
+            self._priors[run, state.length_scale] = GridPrior.on(backend.matern, rate * grid.step, grid.count)
+        prior = self._priors[run, state.length_scale]
+        return Posterior.of(grid, backend.n_factors, state.length_scale, prior, nodes)
+
+    def _parts(self, run: str, modality: str, state: State) -> "_Kept":
+        values = state.responses.get(modality, {})
+        timescale = state.timescales[modality]
+        # NaN, the timescale of white residuals, is not equal to itself.
+        key = (*values.values(), state.length_scale, -1.0 if np.isnan(timescale) else timescale)
+        kept = self._kept.setdefault((run, modality), {})
+        if key not in kept:
+            backend, group = self.backend, self.backend.groups[run][modality]
+            made = functionals(
+                backend.grids[run], backend.matern, state.length_scale, group.response, values, group.times
+            )
+            while len(kept) >= _KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = _Kept(made)
+        return kept[key]
 
     def step(
         self, rng: np.random.Generator, current: Current, block: Block, proposal: BlockProposal, *, tune: bool
@@ -201,16 +236,23 @@ class Marginal:
 
     def _gain(self, state: State, modality: str) -> float:
         """Prior sd of a functional of a modality, at its first node on the grid."""
-        backend = self.backend
-        run, group = next((run, groups[modality]) for run, groups in self.layout.groups.items() if modality in groups)
-        values = state.responses.get(modality)
-        made = functionals(
-            backend.grids[run], backend.matern, state.length_scale, group.response, values, group.times[:1]
-        )
-        matern, weights = backend.matern, made.rows.weights[0].reshape(-1, backend.matern.dimension)
+        backend, matern = self.backend, self.backend.matern
+        run = next(run for run, groups in self.layout.groups.items() if modality in groups)
+        made = self._parts(run, modality, state).made
+        weights = made.rows.weights[0].reshape(-1, matern.dimension)
         lags = matern.rate(state.length_scale) * backend.step * np.arange(len(weights))
         forward = matern.transition(lags) @ matern.stationary
-        total = float(made.residual[0] + np.einsum("li,ij,lj->", weights, forward[0], weights))
-        for lag in range(1, len(weights)):
-            total += 2.0 * float(np.einsum("li,ij,lj->", weights[lag:], forward[lag], weights[:-lag]))
+        total = float(made.residual[0])
+        for i, late in enumerate(weights.T):
+            for j, early in enumerate(weights.T):
+                products = np.correlate(late, early, "full")[len(weights) - 1 :]
+                total += float(2.0 * products @ forward[:, i, j] - products[0] * forward[0, i, j])
         return float(np.sqrt(total))
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Functionals of one run and modality at one response, and their temporal Gram once it is made."""
+
+    made: Functionals
+    gram: Array | None = None

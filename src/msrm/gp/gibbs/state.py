@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from msrm.gp.data import Key
 from msrm.gp.gibbs.design import Design
-from msrm.gp.statespace import Posterior
+from msrm.gp.posterior import Posterior
 from msrm.nodes import GroupStatistics
 
 __all__ = ["Current", "State"]
