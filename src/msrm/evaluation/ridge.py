@@ -3,7 +3,7 @@
 Sources are interpolated at the target's times less each lag, standardized on the training runs, missing values set to
 their mean, and
 
-    B = (C_xx + strength I)^-1 C_xy,    C the covariances over training rows,
+    B = (X'X + strength n I)^-1 X'y,    X and y centred rows of a fold or of all n training rows,
 
 with one strength for the stream, chosen by cross-validation over training runs (contiguous blocks where there is one).
 When there are more columns than rows the design is replaced by its coordinates in the row space, which is exact.
@@ -21,7 +21,7 @@ from msrm.rotation import feature_blocks
 from msrm.stream import Stream
 
 LAGS = (0.0, 2.0, 4.0)
-STRENGTHS = np.logspace(-3.0, 3.0, 13)
+STRENGTHS = np.logspace(-3.0, 3.0, 25)
 BLOCKS = 5
 LARGEST = 5000
 Place = tuple[Recording, str, Array]
@@ -58,8 +58,9 @@ class Ridge:
         self._training = np.concatenate(pieces[: len(trained)])[self._observed]
         self._held_out = pieces[len(trained) :]
         folds = _folds([int(np.sum(stream.summary.row_observed > 0)) for stream in trained])
-        self._parts = [_Part(self._training[folds != fold]) for fold in np.unique(folds)]
-        self._folds, self._whole = folds, _Part(self._training)
+        rows = len(self._training)
+        self._parts = [_Part(self._training[folds != fold], rows) for fold in np.unique(folds)]
+        self._folds, self._whole = folds, _Part(self._training, rows)
         error = np.zeros(len(STRENGTHS))
         for span, blocks in feature_blocks(trained):
             target = standardized(np.concatenate(blocks)[self._observed], question.scale(), span)
@@ -84,9 +85,17 @@ class Ridge:
 
 
 class _Part:
-    """The centred design of some training rows and the eigenvectors of its covariance."""
+    """The centred design of some training rows and the eigenvectors of its covariance.
 
-    def __init__(self, design: Array) -> None:
+    Parameters
+    ----------
+    design : (row, column)
+    rows : int
+        All training rows: the prior on B, and so the penalty of a sum over rows, is the same for a part.
+    """
+
+    def __init__(self, design: Array, rows: int) -> None:
+        self._times_strength = rows / len(design)
         self._centre = design.mean(axis=0)
         self._rows = design - self._centre
         values, self._vectors = eigh(self._rows.T @ self._rows / len(design), check_finite=False)
@@ -101,7 +110,9 @@ class _Part:
         entries = np.maximum(finite.sum(axis=0), 1)
         mean = np.where(finite, target, 0.0).sum(axis=0) / entries
         covariance = self._rows.T @ np.where(finite, target - mean, 0.0) / entries
-        weights = self._vectors @ ((self._vectors.T @ covariance) / (self._values + strength)[:, None])
+        weights = self._vectors @ (
+            (self._vectors.T @ covariance) / (self._values + self._times_strength * strength)[:, None]
+        )
         return mean + (rows - self._centre) @ weights
 
 
