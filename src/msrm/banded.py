@@ -18,6 +18,7 @@ from msrm.runtime import blas_threads
 
 _SMALLEST_BLOCK = 32  # below it the interpreter, not the arithmetic, sets the time of the block recursion
 _SMALLEST_PACK = 16  # the same for the batched products of packed rows
+_NARROW = 8  # up to this width rows are gathered entry by entry, without packing
 _WINDOW_STEPS = 4  # blocks that enter the moving window of the inverse before it is copied back
 
 
@@ -66,8 +67,9 @@ class TemporalRows:
         return csr_array((self.weights.ravel(), indices.ravel(), pointer), shape=(len(self), self.length))
 
     @cached_property
-    def _packed(self) -> "_Packed":
-        return _Packed(self.first, self.weights, self.length)
+    def _packed(self) -> "_Packed | _Narrow":
+        kind = _Narrow if self.width <= _NARROW else _Packed
+        return kind(self.first, self.weights, self.length)
 
     def apply(self, columns: np.ndarray) -> np.ndarray:
         """Row values (row, ...) of column values (column, ...)."""
@@ -102,6 +104,38 @@ class TemporalRows:
         if band.ndim == 2:
             return self._packed.windows(band)
         return np.stack([self._packed.windows(one.T) for one in band.T], axis=-1)
+
+
+class _Narrow:
+    """Rows of a few columns, such as Identity's: Grams and windows by gathering the entries of the band."""
+
+    def __init__(self, first: np.ndarray, weights: np.ndarray, length: int) -> None:
+        self.first, self.weights, self.length = first, weights, length
+        self.transposed = np.ascontiguousarray(weights.T)
+
+    def gram(self, weights: np.ndarray | None) -> np.ndarray:
+        width = len(self.transposed)
+        scaled = self.transposed if weights is None else self.transposed * weights
+        out = np.zeros((self.length, width))
+        for column in range(width):
+            at = self.first + column
+            for offset in range(width - column):
+                product = self.transposed[column] * scaled[column + offset]
+                out[:, offset] += np.bincount(at, product, self.length)
+        return out.T
+
+    def windows(self, band: np.ndarray) -> np.ndarray:
+        width, reach = len(self.transposed), min(len(self.transposed), band.shape[0])
+        columns = np.ascontiguousarray(band[:reach])
+        out = np.zeros_like(self.transposed)
+        for column in range(width):
+            at = self.first + column
+            for offset in range(min(reach, width - column)):
+                entry = columns[offset, at]
+                out[column + offset] += entry * self.transposed[column]
+                if offset:
+                    out[column] += entry * self.transposed[column + offset]
+        return out.T
 
 
 class _Packed:

@@ -18,7 +18,7 @@ from msrm.banded import TemporalRows
 from msrm.responses import Response, quadrature
 
 _LONG = 3.0  # scaled time from which P - A P A' has no cancellation
-_NOISE_POINTS = 20  # integrate polynomials of degree 4 times exp(-2 u) to rounding up to there
+_POINTS, _WEIGHTS = leggauss(20)  # integrate polynomials of degree 4 times exp(-2 u) to rounding up to there
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,10 @@ class Matern:
         Short times are integrated: ``P - A P A'`` loses all digits of its smallest entries, of order
         x^(2 dimension - 1).
         """
-        points, weights = leggauss(_NOISE_POINTS)
         given = np.asarray(x, dtype=float)[..., None]
         short = np.minimum(given, _LONG)
         integral = np.einsum(
-            "...q,...qij->...ij", short * weights / 2.0, self.noise_slope(short * (points + 1.0) / 2.0)
+            "...q,...qij->...ij", short * _WEIGHTS / 2.0, self.noise_slope(short * (_POINTS + 1.0) / 2.0)
         )
         if np.all(given <= _LONG):
             return integral

@@ -14,6 +14,8 @@ from msrm.banded import FactorPairs, TemporalRows
 from msrm.latent_grid import Functionals, difference_rows, pair_windows
 from msrm.nodes import GroupStatistics, NodeGroup
 
+_FEW = 16  # classes up to which sums over their nodes are one matrix product
+
 
 @dataclass(frozen=True, eq=False)
 class NodeMoments:
@@ -128,9 +130,7 @@ class EntryTerms(NodeTerms):
 
     def _summed(self, each: np.ndarray) -> np.ndarray:
         """Sums (P, K, K) over the nodes of each distinct D."""
-        out = np.zeros(self.statistics.precision.shape)
-        np.add.at(out, self.statistics.index, each)
-        return out
+        return class_sums(each, self.statistics.index, len(self.statistics.precision))
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +186,15 @@ def _residual_terms(made: Functionals, statistics: GroupStatistics) -> ResidualT
     else:
         weights, matrices = _entries((turn * (shrunk * values[index])[:, None, :]) @ np.swapaxes(turn, 1, 2))
     return ResidualTerms(made, made.rows, statistics, weights, matrices, pulled, constant, shrink=shrink)
+
+
+def class_sums(each: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
+    """Sums (class, ...) of values (node, ...) over the nodes of each class."""
+    if count > _FEW:
+        out = np.zeros((count, *each.shape[1:]))
+        np.add.at(out, index, each)
+        return out
+    return np.tensordot((index == np.arange(count)[:, None]).astype(float), each, 1)
 
 
 def _n_entries(precision: np.ndarray) -> int:

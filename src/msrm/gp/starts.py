@@ -20,6 +20,7 @@ from msrm.responses import Free
 _LAGS = 7  # candidates over the bounds of a parameter of either sign
 _SCALES = 3  # of a positive one
 _CANDIDATES = 63  # of one modality; grids are thinned to stay below
+_RANK = 1e-12  # of the largest eigenvalue of a Gram: below it is rounding
 _SPARE = 1e-3  # share of a stream's variance that a start leaves as noise at least
 
 
@@ -31,10 +32,13 @@ class Start:
     ----------
     name : str
     parameters : Parameters
+    refused : str
+        Why there is no such start; empty when there is one.
     """
 
     name: str
     parameters: Parameters
+    refused: str = ""
 
 
 def component_starts(likelihood: Likelihood) -> Iterator[Start]:
@@ -125,15 +129,23 @@ def _components(pairs: list[PairData], n_factors: int) -> Iterator[tuple[PairDat
         mean, variance = _mean_and_variance(pair)
         whole = np.concatenate([values for _, values in pair], axis=1) - mean
         centred.append((whole if pair.complete else whole * _present(pair)) / np.sqrt(variance))
-    gram = sum(one @ one.T for one in centred)
-    vectors = np.linalg.eigh(gram)[1][:, ::-1][:, :n_factors]
-    scores = np.zeros((len(gram), n_factors))
-    scores[:, : vectors.shape[1]] = vectors * np.sqrt(len(gram))
+    scores = _principal_scores(np.concatenate(centred, axis=1), n_factors)
     for pair, one in zip(pairs, centred, strict=True):
         spread = np.sqrt(_mean_and_variance(pair)[1])
-        loading = spread * (one.T @ scores) / len(gram)
+        loading = spread * (one.T @ scores) / len(scores)
         left = max(1.0 - float(np.sum(loading**2)) / (spread**2 * pair.n_features), _SPARE)
         yield pair, loading, np.asarray(spread**2 * left)
+
+
+def _principal_scores(data: np.ndarray, count: int) -> np.ndarray:
+    """Unit-variance scores (row, count) on the principal components of centred data, zero beyond their rank."""
+    wide = data.shape[1] >= len(data)
+    # The smaller Gram: long recordings of few features must not pay for the cube of their length.
+    values, vectors = np.linalg.eigh(data @ data.T if wide else data.T @ data)
+    kept = np.flatnonzero(values > _RANK * values[-1])[::-1][:count]
+    scores = np.zeros((len(data), count))
+    scores[:, : len(kept)] = vectors[:, kept] if wide else data @ vectors[:, kept] / np.sqrt(values[kept])
+    return scores * np.sqrt(len(data))
 
 
 @dataclass(frozen=True, eq=False)
