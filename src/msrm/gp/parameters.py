@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from msrm.gp.data import PairData
-from msrm.gp.terms import OrnsteinUhlenbeck, Residual, White
+from msrm.gp.terms import Residual, White
 from msrm.latent_grid import Matern, Matern32
 from msrm.priors import Prior, Priors
 from msrm.responses import Response
@@ -88,14 +88,11 @@ class Specification:
     def timescale_of(self, parameters: Mapping[str, np.ndarray], modality: str) -> float:
         """The residual timescale of a modality in seconds, learned or fixed; NaN for white residuals."""
         residual = self.residual(modality)
-        if not isinstance(residual, OrnsteinUhlenbeck):
-            return np.nan
         return residual.start if residual.free is None else float(parameters[f"residual_timescale/{modality}"])
 
     def timescale_start(self, modality: str) -> float:
         """Where the residual timescale of a modality starts, or its fixed value, seconds."""
-        residual = self.residual(modality)
-        return residual.start if isinstance(residual, OrnsteinUhlenbeck) else np.nan
+        return self.residual(modality).start
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,12 +169,13 @@ class Layout:
             for parameter, free in specification.responses[modality].free.items():
                 bounds[f"response/{modality}/{parameter}"] = free.bounds
             residual = specification.residual(modality)
-            if isinstance(residual, OrnsteinUhlenbeck) and residual.free is not None:
+            if residual.free is not None:
                 bounds[f"residual_timescale/{modality}"] = residual.free.bounds
         if isinstance(specification.length_scale, FreeLengthScale):
             bounds["length_scale"] = specification.length_scale.bounds
         shapes = shapes | dict.fromkeys(bounds, ())
-        bounds |= {name: (0.0, np.inf) for name in shapes if name.startswith("noise/")}
+        noise = specification.priors.noise
+        bounds |= {name: (noise.lower, noise.upper) for name in shapes if name.startswith("noise/")}
         return cls(specification, shapes, bounds, null_features)
 
     def checked(self, parameters: Mapping[str, object], *, bounded: bool = True) -> Parameters:
@@ -241,9 +239,9 @@ class Layout:
             elif kind == "response":
                 out[name] = specification.responses[rest[0]].free[rest[1]].bounded_prior
             elif kind == "residual_timescale":
-                residual = specification.residual(rest[0])
-                if isinstance(residual, OrnsteinUhlenbeck) and residual.free is not None:
-                    out[name] = residual.free.bounded_prior
+                free = specification.residual(rest[0]).free
+                if free is not None:
+                    out[name] = free.bounded_prior
             elif kind == "length_scale":
                 out[name] = specification.length_scale.prior  # type: ignore[union-attr]
         return out

@@ -21,6 +21,8 @@ class White:
     """Independent residuals: every row stands alone."""
 
     differenced: ClassVar[bool] = False
+    free: ClassVar[Free | None] = None
+    start: ClassVar[float] = np.nan
 
     def previous(self, present: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The row each of the rows is differenced with, (row,) int; itself where it stands alone.
@@ -33,6 +35,22 @@ class White:
             Seconds.
         """
         return np.arange(len(times))
+
+    def coefficients(self, gaps: np.ndarray, timescale: float) -> np.ndarray | None:
+        """None: nothing is differenced."""
+        return None
+
+    def coefficient_slopes(self, gaps: np.ndarray, timescale: float) -> np.ndarray:
+        """Zeros: there is no timescale."""
+        return np.zeros((len(gaps), 2))
+
+    def log_variance(self, gaps: np.ndarray, timescale: float) -> np.ndarray:
+        """Zeros: residuals keep their variance."""
+        return np.zeros(len(gaps))
+
+    def log_variance_slope(self, gaps: np.ndarray, timescale: float) -> np.ndarray:
+        """Zeros: there is no timescale."""
+        return np.zeros(len(gaps))
 
 
 @dataclass(frozen=True)
