@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from msrm.gp.data import Key, NodeLayout, PairData
 from msrm.gp.parameters import Specification
-from msrm.gp.terms import OrnsteinUhlenbeck
 from msrm.nodes import GroupStatistics
 
 __all__ = ["Design", "PairDesign"]
@@ -173,13 +172,10 @@ class Design:
     @cached_property
     def coefficients(self) -> dict[tuple[str, str], Array | None]:
         """Weights (node, 2) of differenced nodes by run and modality; None for white residuals."""
-        out: dict[tuple[str, str], Array | None] = {}
-        for (run, modality), gaps in self.layout.gaps.items():
-            residual = self.specification.residual(modality)
-            out[run, modality] = None
-            if isinstance(residual, OrnsteinUhlenbeck):
-                out[run, modality] = residual.coefficients(gaps, self.timescales[modality])
-        return out
+        return {
+            (run, modality): self.specification.residual(modality).coefficients(gaps, self.timescales[modality])
+            for (run, modality), gaps in self.layout.gaps.items()
+        }
 
     def node_offsets(self, run: str, modality: str) -> Array:
         """What a constant 1 becomes at each node of a run and modality, (node,)."""
@@ -252,13 +248,12 @@ def _pair_design(specification: Specification, layout: NodeLayout, pair: PairDat
         for place, span in enumerate(pair.rows.values()):
             inside[span, place] = 1.0
         offsets = np.hstack([offsets, inside])
-    log_variance = np.zeros(len(rows.current))
-    if isinstance(residual, OrnsteinUhlenbeck):
-        gaps = pair.times[rows.current] - pair.times[rows.previous]
-        now, before = residual.coefficients(gaps, timescale).T[:, :, None]
+    gaps = pair.times[rows.current] - pair.times[rows.previous]
+    coefficients = residual.coefficients(gaps, timescale)
+    if coefficients is not None:
+        now, before = coefficients.T[:, :, None]
         values = now * values[rows.current] + before * values[rows.previous]
         offsets = now * offsets[rows.current] + before * offsets[rows.previous]
-        log_variance = residual.log_variance(gaps, timescale)
     elif not rows.plain:
         values, offsets = values[rows.current], offsets[rows.current]
     present = rows.present.astype(float)
@@ -275,6 +270,6 @@ def _pair_design(specification: Specification, layout: NodeLayout, pair: PairDat
         present,
         np.concatenate([pair.pattern, np.repeat(with_null, k)]),
         {int(which): slice(int(start), int(start) + k) for which, start in zip(with_null, starts, strict=True)},
-        log_variance,
+        residual.log_variance(gaps, timescale),
         specification.power(pair.modality),
     )

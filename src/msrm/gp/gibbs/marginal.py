@@ -19,7 +19,6 @@ from msrm.gp.node_terms import NodeTerms, node_terms
 from msrm.gp.parameters import FreeLengthScale, Specification
 from msrm.gp.posterior import Posterior
 from msrm.gp.statespace import StateSpace
-from msrm.gp.terms import OrnsteinUhlenbeck
 from msrm.latent_grid import Functionals, GridPrior, functionals
 from msrm.nodes import GroupStatistics
 from msrm.priors import Prior
@@ -53,6 +52,11 @@ class Block:
     logarithmic: tuple[bool, ...]
     modalities: tuple[str, ...]
     scaled: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The block's name in records of acceptance: ``response/m``, ``residual_timescale/m`` or ``length_scale``."""
+        return "/".join(self.names[0].split("/")[:2])
 
     def coordinates(self, state: State) -> Array:
         """Where the block is, unbounded coordinates (d,)."""
@@ -92,10 +96,10 @@ def prior_blocks(specification: Specification, modalities: tuple[str, ...]) -> t
             priors = tuple(free.bounded_prior for free in response.free.values())
             logs = tuple(name in response.positive for name in response.free)
             blocks.append(Block(names, priors, logs, (modality,), (modality,)))
-        residual = specification.residual(modality)
-        if isinstance(residual, OrnsteinUhlenbeck) and residual.free is not None:
+        timescale = specification.residual(modality).free
+        if timescale is not None:
             names = (f"residual_timescale/{modality}",)
-            blocks.append(Block(names, (residual.free.bounded_prior,), (True,), (modality,), ()))
+            blocks.append(Block(names, (timescale.bounded_prior,), (True,), (modality,), ()))
     if isinstance(specification.length_scale, FreeLengthScale):
         filtered = tuple(m for m in modalities if not specification.responses[m].is_identity)
         blocks.append(Block(("length_scale",), (specification.length_scale.prior,), (True,), modalities, filtered))
@@ -185,7 +189,9 @@ class Marginal:
         accepted = rng.uniform() < probability
         if tune:
             proposal.learn(there if accepted else here, probability, walked)
-        return moved if accepted else current
+        out = moved if accepted else current
+        out.acceptance = current.acceptance | {block.label: probability}
+        return out
 
     def _moved(self, current: Current, block: Block, values: list[float]) -> tuple[Current, float]:
         """The sweep at other values of a block, and the log prior and Jacobian of the loadings that went along."""

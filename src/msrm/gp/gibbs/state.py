@@ -5,7 +5,7 @@ Between sweeps a chain is its parameters; latent paths, functionals and sufficie
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,8 @@ class Current:
         Log likelihood without the latents.
     states : {run: (grid point * state, K)}
     functionals : {run: {modality: (node, K)}}
+    acceptance : {block or move: float}
+        Acceptance probabilities of this sweep.
     """
 
     state: State
@@ -111,6 +113,7 @@ class Current:
     constant: float
     states: dict[str, Array]
     functionals: dict[str, dict[str, Array]]
+    acceptance: dict[str, float] = field(default_factory=dict)
 
     @property
     def log_likelihood(self) -> float:

@@ -124,10 +124,11 @@ class Sweeper:
     def move(self, rng: np.random.Generator, current: Current, *, tune: bool) -> None:
         """Step 5: scale at every level, shift against offsets and run offsets, rotation."""
         priors, pairs = self.specification.priors, current.design.pairs
-        for coarse, step in zip(self.coarse(current), self.steps, strict=True):
-            for probability in moves.scale(rng, current, coarse, step.size, _DIRECTIONS):
-                if tune:
-                    step.learn(probability)
+        for level, (coarse, step) in enumerate(zip(self.coarse(current), self.steps, strict=True)):
+            probabilities = moves.scale(rng, current, coarse, step.size, _DIRECTIONS)
+            current.acceptance[f"scale/{level}"] = float(np.mean(probabilities))
+            for probability in probabilities if tune else ():
+                step.learn(probability)
         moves.shift(rng, current, tuple(self.layout.groups), dict.fromkeys(pairs, 0), priors.offset_sd)
         for run in self.layout.groups:
             column = {
