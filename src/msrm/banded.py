@@ -235,18 +235,21 @@ def kron_sum(terms: Iterable[tuple[np.ndarray, np.ndarray]], size: int, length: 
     -------
     (widest * K, length * K)
     """
-    pieces = [(band.T, matrix) for band, matrix in terms]
-    width = max(temporal.shape[-1] for temporal, _ in pieces)
+    bands, matrices = [], []
+    for band, matrix in terms:
+        sets = band.T if matrix.ndim == 3 else band.T[None]
+        bands += list(sets)
+        matrices += list(matrix.reshape(-1, size, size))
+    width = max(temporal.shape[1] for temporal in bands)
+    stacked = np.zeros((len(bands), length, width))
+    for row, temporal in zip(stacked, bands, strict=True):
+        row[:, : temporal.shape[1]] = temporal
+    flat, weights = stacked.reshape(len(bands), -1).T, np.array(matrices)
     out = np.zeros((length, size, width * size))
-    for i in range(size):
-        for j in range(i + 1):
-            summed = np.zeros((length, width))
-            for temporal, matrix in pieces:
-                if np.any(matrix[..., i, j]):
-                    summed[:, : temporal.shape[-1]] += np.tensordot(matrix[..., i, j], temporal, matrix.ndim - 2)
-            out[:, j, i - j :: size] = summed
-            if j < i:
-                out[:, i, size + j - i :: size][:, : width - 1] = summed[:, 1:]
+    for j in range(size):
+        # All (offset, factor i) of the columns with factor j are one product, stored from the diagonal on.
+        columns = (flat @ weights[:, :, j]).reshape(length, width * size)
+        out[:, j, : width * size - j] = columns[:, j:]
     return out.reshape(length * size, width * size).T
 
 

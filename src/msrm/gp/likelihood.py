@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from msrm.gp.data import Key, NodeLayout
+from msrm.gp.node_terms import class_sums
 from msrm.gp.pair_likelihood import PairLikelihood, PairMoments
 from msrm.gp.parameters import Layout, Parameters, Specification
 from msrm.nodes import Backend, Evidence, GroupStatistics
@@ -85,8 +86,9 @@ class Likelihood:
         gradient = {name: np.zeros(shape) for name, shape in self.layout.shapes.items()}
         self._add_scalars(gradient, parameters, evidence)
         moments = {}
+        covariances = self._covariances(evidence)
         for terms in self.terms:
-            own, moments[terms.pair.key] = terms.gradient(parameters, *self._seen(terms, evidence))
+            own, moments[terms.pair.key] = terms.gradient(parameters, *self._seen(terms, evidence, covariances))
             for name, slope in own.items():
                 gradient[name] += slope
         return value, gradient, moments
@@ -155,24 +157,28 @@ class Likelihood:
                     moved = residual.coefficient_slopes(self.nodes.gaps[run, modality], timescale)
                     gradient[name] += np.sum(on_nodes * moved)
 
-    def _seen(self, terms: PairLikelihood, evidence: Mapping[str, Evidence]) -> tuple[np.ndarray, np.ndarray]:
+    def _covariances(self, evidence: Mapping[str, Evidence]) -> dict[tuple[str, str], np.ndarray]:
+        """Cov(g) summed over the nodes of each class (class, K, K), by run and modality."""
+        out = {}
+        for (run, modality), classes in self.nodes.classes.items():
+            mean = evidence[run].mean[modality]
+            outer = class_sums(mean[:, :, None] * mean[:, None, :], classes.index, len(classes.presence))
+            out[run, modality] = evidence[run].second_moment[modality] - outer
+        return out
+
+    def _seen(
+        self,
+        terms: PairLikelihood,
+        evidence: Mapping[str, Evidence],
+        covariances: Mapping[tuple[str, str], np.ndarray],
+    ) -> tuple[np.ndarray, np.ndarray]:
         """E[g] of a pair's entries (entry, K), and Cov(g) summed over the entries of each pattern (pattern, K, K)."""
         size, modality = self.specification.n_factors, terms.pair.modality
         means = np.zeros((len(terms.rows.current), size))
         spread = np.zeros((len(terms.pair.patterns), size, size))
         for run, (entry, node) in terms.rows.runs.items():
+            means[entry] = evidence[run].mean[modality][node]
             classes = self.nodes.classes[run, modality]
-            mean = evidence[run].mean[modality]
-            means[entry] = mean[node]
-            covariance = evidence[run].second_moment[modality] - _class_sums(mean, classes.index, len(classes.presence))
-            spread += np.tensordot(classes.presence[:, classes.columns[terms.pair.participant]].T, covariance, 1)
+            presence = classes.presence[:, classes.columns[terms.pair.participant]]
+            spread += np.tensordot(presence.T, covariances[run, modality], 1)
         return means, spread
-
-
-def _class_sums(mean: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sum of E[g] E[g]' over the nodes of each class, (class, K, K)."""
-    if count == 1:
-        return (mean.T @ mean)[None]
-    out = np.zeros((count, mean.shape[1], mean.shape[1]))
-    np.add.at(out, index, mean[:, :, None] * mean[:, None, :])
-    return out

@@ -29,6 +29,7 @@ class NodeMoments:
         Sum of E[g g'] over the nodes of each distinct D.
     pulled : (node, width)
         ``sum_c weights[j, c] Cov(states) M_c a_j`` in the row's window: what couples a change of a to the evidence.
+        Left zero where no derivative of the rows is asked for.
     residual_slope : (node,) or None
         Derivative of the log evidence in rho.
     """
@@ -67,6 +68,11 @@ class NodeTerms:
     constant: float = 0.0
     pairs: np.ndarray | None = None
 
+    @property
+    def movable(self) -> bool:
+        """Whether the rows have derivatives."""
+        return bool(self.made.row_slopes) or self.pairs is not None
+
     @cached_property
     def gram(self) -> np.ndarray:
         """Temporal band of each set, (width, column, set)."""
@@ -80,7 +86,7 @@ class NodeTerms:
     def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
         """The nodes' moments from ``a_j . E[states]`` (node, K) and the band of the states' covariance."""
         pulled = np.zeros(self.rows.weights.shape)
-        for weight, matrix in zip(self.weights.T, self.matrices, strict=True):
+        for weight, matrix in zip(self.weights.T, self.matrices, strict=True) if self.movable else ():
             pulled += weight[:, None] * self.rows.windows(inverse.trace(matrix, self.rows.width))
         return NodeMoments(state_means, inverse.moment(self.gram) + self._outer(state_means), pulled)
 

@@ -79,11 +79,16 @@ class Posterior:
             return Evidence.failed(self.factor.diagnostic or "the log evidence is not finite")
         if not gradient:
             return Evidence(self.log_evidence)
-        mean, second, slopes, coefficients, length_scale = {}, {}, {}, {}, None
+        mean, second, coefficients = {}, {}, {}
+        slopes: dict[str, dict[str, float]] = {}
+        length_scale = None
         for modality, terms in self.nodes.items():
             state_means = terms.rows.apply(self.mean)
             moments = terms.moments(state_means, self.covariance)
             mean[modality], second[modality] = moments.mean, moments.second
+            slopes[modality] = {}
+            if not terms.movable:
+                continue
             on_rows, on_pairs = terms.through_pairs(terms.row_slopes(self.mean, moments, state_means))
             if on_pairs is not None:
                 coefficients[modality] = on_pairs
