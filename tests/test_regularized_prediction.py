@@ -171,7 +171,7 @@ class TestPredict:
             ({"times": [np.nan]}, "times for run-1 must be a non-empty list of finite seconds"),
             (
                 {"targets": {"p1": ["brain", "rating", "physiology"]}, "source": "within"},
-                r"run-1: no source stream is left to predict p1 \(source='within'\)",
+                r"No run has a usable row of a source stream \(source='within'\)",
             ),
         ],
     )

@@ -17,6 +17,7 @@ from msrm.regularized.filters import Pair
 from msrm.regularized.inference import InferredRun, RowTerms, infer_run, row_terms
 from msrm.regularized.model import Model
 from msrm.regularized.problem import Key, key_of
+from msrm.runtime import blas_threads
 from msrm.stream import Stream
 
 Array = NDArray[np.float64]
@@ -37,14 +38,20 @@ def predict(model: Model, recording: Recording, targets: Targets, source: str, t
     sources = [s for s in recording.streams() if (s.participant, s.modality) not in removed]
     check_known(model, sources)
     inference = _Inference(model, sources)
-    nodes = {}
+    nodes, found = {}, False
     for participant, modality in chosen:
         wanted = _times(recording, participant, modality, times)
         for run, at in wanted.items():
             inferred = inference.run(run, participant, source)
+            found |= inferred is not None
             nodes[f"{participant}/{run}/{modality}"] = _node(model, inferred, (participant, modality), at)
     if not nodes:
         raise ValueError("None of the targets is measured in any run of the recording. Say when to predict: times=...")
+    if not found:
+        raise ValueError(
+            f"No run has a usable row of a source stream (source={source!r}) once the targets are removed. "
+            "Choose another source or fewer targets, or fit with edges='extend'."
+        )
     return xr.DataTree.from_dict(nodes)
 
 
@@ -56,6 +63,8 @@ def infer_latent(model: Model, recording: Recording, times: Times) -> xr.DataTre
     nodes = {}
     for run in recording.runs:
         inferred = inference.run(run, None, "both")
+        if inferred is None:
+            raise ValueError(f"{run}: no stream has a usable row. Fit with edges='extend', or drop the run.")
         at = _run_times(times, run)
         nodes[run] = _latent_node(model, inferred, inferred.grid.times if at is None else at)
     return xr.DataTree.from_dict(nodes)
@@ -67,10 +76,10 @@ class _Inference:
     def __init__(self, model: Model, streams: Sequence[Stream]) -> None:
         self.model, self.streams = model, streams
         self._terms: dict[Key, RowTerms] = {}
-        self._runs: dict[tuple, InferredRun] = {}
+        self._runs: dict[tuple, InferredRun | None] = {}
 
-    def run(self, run: str, participant: str | None, source: str) -> InferredRun:
-        """The latents of a run, for predicting a participant from the given sources."""
+    def run(self, run: str, participant: str | None, source: str) -> InferredRun | None:
+        """The latents of a run, for predicting a participant from the given sources; None where there is no source."""
         own = [s for s in self.streams if s.run == run and self._allowed(s, participant, source)]
         also = () if participant is None or self.model.settings.latent_pooling != "population" else (participant,)
         key = (run, tuple(key_of(s) for s in own), also)
@@ -79,10 +88,8 @@ class _Inference:
                 if key_of(stream) not in self._terms:
                     pair = self.model.pairs[stream.participant, stream.modality]
                     self._terms[key_of(stream)] = row_terms(stream, pair)
-            found = infer_run(self.model, own, [self._terms[key_of(s)] for s in own], also) if own else None
-            if found is None:
-                raise ValueError(_no_source(run, participant, source, own))
-            self._runs[key] = found
+            with blas_threads(1):
+                self._runs[key] = infer_run(self.model, own, [self._terms[key_of(s)] for s in own], also)
         return self._runs[key]
 
     def _allowed(self, stream: Stream, participant: str | None, source: str) -> bool:
@@ -90,14 +97,6 @@ class _Inference:
         if participant is None or (source == "both" and not separate):
             return True
         return (stream.participant == participant) == (source != "across")
-
-
-def _no_source(run: str, participant: str | None, source: str, own: Sequence[Stream]) -> str:
-    who = "" if participant is None else f" to predict {participant} (source={source!r})"
-    if own:
-        names = ", ".join(s.label for s in own)
-        return f"{run}: no source stream{who} has a usable row among {names}. Fit with edges='extend' or add data."
-    return f"{run}: no source stream is left{who}. Choose another source, fewer targets, or select other runs."
 
 
 def check_known(model: Model, streams: Sequence[Stream]) -> None:
@@ -181,16 +180,16 @@ def _run_times(times: Times, run: str, modality: str | None = None) -> Array | N
     return at
 
 
-def _node(model: Model, inferred: InferredRun, pair: Pair, at: Array) -> xr.Dataset:
+def _node(model: Model, inferred: InferredRun | None, pair: Pair, at: Array) -> xr.Dataset:
     fitted = model.pairs[pair]
-    path = inferred.path_of(pair[0])
-    seen = inferred.response_values(at, fitted.response, path)
+    seen, supported = np.full((len(at), fitted.loading.shape[1]), np.nan), np.zeros(len(at), bool)
+    if inferred is not None:
+        path = inferred.path_of(pair[0])
+        seen = inferred.response_values(at, fitted.response, path)
+        supported = inferred.supported(at, fitted.response, path) & np.isfinite(seen).all(1)
     mean = (seen @ fitted.loading.T) * fitted.sd + fitted.mean
     return xr.Dataset(
-        {
-            "mean": (("time", "feature"), mean),
-            "supported": ("time", inferred.supported(at, fitted.response, path) & np.isfinite(seen).all(1)),
-        },
+        {"mean": (("time", "feature"), mean), "supported": ("time", supported)},
         {"time": ("time", at, {"units": "s"}), "feature": fitted.features},
     )
 

@@ -6,7 +6,7 @@ BLAS thread each, so that any number of processes gives the same result.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,9 +105,19 @@ def search(problem: Problem, settings: Settings, progress: bool | None) -> tuple
         found = _one_by_one(problem, settings, progress)
     else:
         jobs = [(number,) for number in range(settings.n_init)]
-        found = parallel_map(
-            initialization, jobs, n_jobs=settings.n_jobs, shared=(problem, settings), desc="starts", progress=progress
-        )
+        try:
+            found = parallel_map(
+                initialization,
+                jobs,
+                n_jobs=settings.n_jobs,
+                shared=(problem, settings),
+                desc="starts",
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            # What the workers had found went with them: the first start's first step is left.
+            first = initialization(problem, replace(settings, max_iter=1), 0)
+            found = [replace(first, starts=tuple(replace(start, reason=INTERRUPTED) for start in first.starts))]
     best = min(range(len(found)), key=lambda i: found[i].starts[0].objective)
     order = [best, *(i for i in range(len(found)) if i != best)]
     return found[best].loading, found[best].vector, tuple(start for i in order for start in found[i].starts)

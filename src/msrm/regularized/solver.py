@@ -22,6 +22,10 @@ INTERRUPTED = "it was interrupted"
 _SUFFICIENT = 1e-4
 _STRAIGHT = 0.9
 _TRIALS = 20
+# A promise counts as convergence after this many pairs if the metric promises at most so many times more; without
+# pairs, which find the soft directions that the metric overlooks, it must promise as many times less.
+_FEW_PAIRS = 3
+_TRUSTED = 100.0
 
 
 class Point(Protocol):
@@ -103,7 +107,7 @@ def minimize[P: Point](
             direction, slope = model.direction(out.point)
             scale = max(abs(out.point.value), np.finfo(float).tiny)
             out.decrement = -0.5 * slope / scale
-            if out.decrement <= tol:
+            if out.decrement <= tol and model.confirms(out.point, tol * scale):
                 out.converged, out.reason = True, f"the projected gradient promises less than {tol:g} of the objective"
                 return out
             found = _search(evaluate, out, direction, slope, lower, upper)
@@ -139,6 +143,13 @@ class _Model:
         if not slope < 0 and self.forget():
             return self.direction(point)
         return direction, min(slope, 0.0)
+
+    def confirms(self, point: Point, promised: float) -> bool:
+        """Whether so small a promise may be believed: curvatures are known, and the metric's own is not far above."""
+        free = _free(point, self.lower, self.upper)
+        gradient = np.where(free, point.gradient, 0.0)
+        by_metric = 0.5 * float(gradient @ point.inverse_metric(gradient))
+        return by_metric <= promised * (_TRUSTED if len(self.pairs) >= _FEW_PAIRS else 1 / _TRUSTED)
 
     def forget(self) -> bool:
         """Drop every pair; False when there was none."""

@@ -146,7 +146,9 @@ def _components(views: list[_View], spans: dict[int, slice], total: int, n_colum
         for view in views:
             right[view.columns] += view.values.T @ view.onto_grid.adjoint(left[spans[view.system]])
     _, axes = np.linalg.eigh(right.T @ right)
-    return left @ axes[:, ::-1][:, :n_factors]
+    found = left @ axes[:, ::-1][:, :n_factors]
+    # More factors than grid points: the rest start at zero, where the penalties keep them.
+    return np.pad(found, ((0, 0), (0, n_factors - found.shape[1])))
 
 
 def _unit(latents: Latents) -> Latents:
