@@ -150,7 +150,8 @@ class ParticipantFold:
             if pairs and run in others.runs:
                 learned = Learned(Recording._trusted([*others.streams(), *calibration.streams()]))
                 sources = others.select(runs=[run])
-                steps.append(Step(learned, calibration, sources, held_out, grouped(pairs)))
+                truth = Recording._trusted([s for s in held_out.streams() if (s.participant, s.modality) in pairs])
+                steps.append(Step(learned, calibration, sources, truth, grouped(pairs)))
         return steps
 
 
