@@ -52,6 +52,19 @@ def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) 
     return out
 
 
+def check_runs(times: Times, runs: Sequence[str]) -> None:
+    """Refuse times for runs that there are not.
+
+    Raises
+    ------
+    ValueError
+        Naming the run.
+    """
+    for run in times if isinstance(times, Mapping) else ():
+        if run not in runs:
+            raise ValueError(f"times names {run!r}; there are {', '.join(runs)}.")
+
+
 def wanted_times(recording: Recording, participant: str, modality: str, times: Times) -> dict[str, NDArray[np.float64]]:
     """When to predict a target, by run: at the given times, or where it was measured."""
     if times is None:

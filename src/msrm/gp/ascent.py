@@ -17,6 +17,7 @@ from msrm.gp.likelihood import Likelihood, PairMoments
 from msrm.gp.parameters import Layout, Parameters
 
 _DIFFERENCE = 1e-4  # of a scalar's range or value, for curvature by differences
+_FAR = 600.0  # of a log variance: beyond, it over- or underflows
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,32 +52,60 @@ class Ascent:
         """Lower and upper bounds of the packed coordinates."""
         lower, upper = np.full(self.layout.size, -np.inf), np.full(self.layout.size, np.inf)
         for name, (low, high) in self.layout.bounds.items():
-            if not name.startswith("noise/"):
-                lower[self.layout.slices[name]], upper[self.layout.slices[name]] = low, high
-        return lower, upper
+            lower[self.layout.slices[name]], upper[self.layout.slices[name]] = low, high
+        with np.errstate(divide="ignore"):
+            return (
+                np.where(self.is_log, np.log(np.where(self.is_log, lower, 1.0)), lower),
+                np.where(self.is_log, np.log(np.where(self.is_log, upper, 1.0)), upper),
+            )
 
     def packed(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Search coordinates of parameters."""
+        """Search coordinates of parameters, within the bounds."""
         x = self.layout.packed(parameters)
-        return np.where(self.is_log, np.log(np.where(self.is_log, x, 1.0)), x)
+        return np.clip(np.where(self.is_log, np.log(np.where(self.is_log, x, 1.0)), x), *self.bounds)
 
     def parameters(self, x: np.ndarray) -> Parameters:
         """Parameters at search coordinates."""
-        return self.layout.unpacked(np.where(self.is_log, np.exp(np.where(self.is_log, x, 0.0)), x))
+        out = self.layout.unpacked(np.where(self.is_log, np.exp(np.where(self.is_log, x, 0.0)), x))
+        for name, (low, high) in self.layout.bounds.items():
+            # The exponential of a bound's logarithm rounds to either side of it.
+            out[name] = np.clip(out[name], low, high)
+        return out
 
     def point(self, x: np.ndarray) -> "MapPoint | None":
         """The evaluated point, or None where the likelihood cannot be computed."""
+        if np.any(np.abs(x[self.is_log]) > _FAR):
+            return None
         parameters = self.parameters(x)
+        log_prior = self.layout.log_prior(parameters)
+        if not np.isfinite(log_prior):
+            return None
         value, gradient, moments = self.likelihood.value_gradient_moments(parameters)
         if not np.isfinite(value):
             return None
         prior = self.layout.log_prior_gradient(parameters)
-        total = -(value + self.layout.log_prior(parameters))
+        total = -(value + log_prior)
         slope = -self.layout.packed({name: gradient[name] + prior[name] for name in gradient})
         slope = np.where(self.is_log, slope * np.exp(np.where(self.is_log, x, 0.0)), slope)
         if not (np.isfinite(total) and np.isfinite(slope).all()):
             return None
         return MapPoint(self, x, float(total), slope, parameters, moments)
+
+    def diagnostic(self, parameters: Parameters) -> str:
+        """Which term is not finite at some parameters, for a message; empty when none."""
+        for name, value in parameters.items():
+            if not np.isfinite(value).all():
+                return f"{name} is not finite"
+            prior = self.layout.scalar_priors.get(name)
+            if prior is not None and not np.isfinite(prior.log_density(value)):
+                return f"the log prior of {name} is {float(prior.log_density(value))} at {float(value):g}"
+        told = self.likelihood.diagnostic(parameters)
+        if told:
+            return f"the log likelihood of {told}"
+        gradient = self.likelihood.value_and_gradient(parameters)[1]
+        return next(
+            (f"the gradient in {name} is not finite" for name, g in gradient.items() if not np.isfinite(g).all()), ""
+        )
 
     def with_curvature(self, point: "MapPoint") -> "Ascent":
         """The same objective with the scalars' curvature measured at a point."""
@@ -179,7 +208,7 @@ class MapPoint:
             step[self.ascent.layout.slices[name]] = 0.0
         # A noise variance far too large would overshoot on the log scale.
         step[self.ascent.is_log] = np.clip(step[self.ascent.is_log], -1.0, 1.0)
-        return self.x - step
+        return np.clip(self.x - step, *self.ascent.bounds)
 
 
 def expectation_steps(point: MapPoint, count: int) -> MapPoint:

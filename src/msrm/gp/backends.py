@@ -4,28 +4,73 @@
 resolves its grid to a tolerance. ``"auto"`` takes the cheaper by the operations each needs and says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
+
+from msrm.banded import BandCholesky
+from msrm.gp.cholesky import Factor
 from msrm.gp.dense import Dense
 from msrm.gp.statespace import StateSpace
 from msrm.latent_grid import Matern
-from msrm.nodes import Backend, NodeGroup
+from msrm.nodes import Backend, GroupStatistics, NodeGroup
+from msrm.responses import Response
 
 LIKELIHOODS = ("auto", "dense", "statespace")
 STEP_SHARE = 0.3  # of the length scale: the spacing from which grids are refined
-# Seconds per operation of a warm value and gradient on one core, measured (benchmarks): the dense cube runs in large
-# blocks, the band in blocks of its width; below the fixed times neither counts.
-_DENSE_SECONDS, _DENSE_FIXED = 1.2e-10, 2e-3
-_BAND_SECONDS, _BAND_FIXED = 4e-10, 1.5e-2
+# Seconds of a warm value and gradient of one run on one core, fitted to recordings of 30 to 450 s with K from 1 to 6:
+# fixed, per square and cube of the dense order; fixed, per entry of the band and per operation of its factorization.
+_DENSE = 8e-3, 5e-8, 7e-11
+_BAND = 6e-3, 5e-8, 4e-10
 _REFINED = 0.5  # of the first spacing: where grids usually end
+
+
+class LatentPosterior(Protocol):
+    """The latent of one run given data, seen through any response at any time."""
+
+    @property
+    def factor(self) -> Factor | BandCholesky:
+        """Of the posterior; ``factor.ok`` says whether there is one."""
+        ...
+
+    def functionals(self, response: Response, values: Mapping[str, float] | None, times: np.ndarray) -> Any:
+        """The factors seen through a response at times (functional,) in seconds."""
+        ...
+
+    def mean_of(self, made: Any) -> np.ndarray:
+        """E[g], (functional, K)."""
+        ...
+
+    def covariance_of(self, made: Any) -> np.ndarray:
+        """Cov(g) of each functional, (functional, K, K)."""
+        ...
+
+    def joint_covariance(self, made: Sequence[Any]) -> np.ndarray:
+        """Cov of all functionals, (functional, K, functional, K)."""
+        ...
+
+
+class LatentBackend(Backend, Protocol):
+    """A likelihood backend that also gives the latent's posterior."""
+
+    def posterior(
+        self,
+        run: str,
+        response_values: Mapping[str, Mapping[str, float]],
+        length_scale: float,
+        statistics: Mapping[str, GroupStatistics],
+    ) -> LatentPosterior:
+        """The latent of one run given its data."""
+        ...
 
 
 @dataclass(frozen=True)
 class Choice:
     """A backend and why it was taken."""
 
-    backend: Backend
+    backend: LatentBackend
     name: str
     reason: str
 
@@ -67,7 +112,7 @@ def select_likelihood(
         groups, n_factors, STEP_SHARE * length_scale, matern=matern, length_scale_slope=length_scale_slope
     )
     exact = Dense(groups, n_factors, matern, length_scale_slope)
-    named: dict[str, Backend] = {"dense": exact, "statespace": grid}
+    named: dict[str, LatentBackend] = {"dense": exact, "statespace": grid}
     if name in named:
         return Choice(named[name], name, f"likelihood={name!r} was asked for")
     dense, band = dense_seconds(groups, n_factors), band_seconds(grid)
@@ -82,18 +127,18 @@ def select_likelihood(
 
 def dense_seconds(groups: Mapping[str, Mapping[str, NodeGroup]], n_factors: int) -> float:
     """Estimated time of a dense value and gradient on one core."""
-    orders = [n_factors * sum(group.n_nodes for group in run.values()) for run in groups.values()]
-    return sum(_DENSE_FIXED + _DENSE_SECONDS * float(order) ** 3 for order in orders)
+    orders = [float(n_factors * sum(group.n_nodes for group in run.values())) for run in groups.values()]
+    fixed, square, cube = _DENSE
+    return sum(fixed + square * order**2 + cube * order**3 for order in orders)
 
 
 def band_seconds(backend: StateSpace) -> float:
     """Estimated time of a state-space value and gradient on one core, at the spacing where grids usually end."""
-    total = 0.0
+    total, (fixed, entry, operation) = 0.0, _BAND
     for run, groups in backend.groups.items():
         supports = [group.response.support() for group in groups.values()]
-        step = _REFINED * backend.step
-        cells = max(high - low for low, high in supports) / step + 2.0
-        order = backend.n_factors * backend.matern.dimension
-        points = backend.grids[run].count / _REFINED
-        total += _BAND_FIXED + _BAND_SECONDS * points * order * (order * (cells + 1.0)) ** 2
+        cells = max(high - low for low, high in supports) / (_REFINED * backend.step) + 2.0
+        block = backend.n_factors * backend.matern.dimension
+        width, order = block * (cells + 1.0), block * backend.grids[run].count / _REFINED
+        total += fixed + entry * order * width + operation * order * width**2
     return total

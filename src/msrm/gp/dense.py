@@ -5,23 +5,25 @@ With ``D = L L'`` block diagonal, C the covariance of the node functionals and `
     log evidence = h' (C (x) I - (C (x) I) L M^-1 L' (C (x) I)) h / 2 - log|M| / 2,
 
 so that loadings of zero and D of any rank need no special case. Derivatives in C go through ``S = L M^-1 L'`` and
-``a = h - D E[g]``: d/dC = sum over factors of (a a' - S) / 2. Memory is five
-matrices of order nodes x K, time its cube.
+``a = h - D E[g]``: d/dC = sum over factors of (a a' - S) / 2. Other functionals with cross-covariance c have the mean
+``c a`` and lose ``c S c'`` of their covariance. Memory is five matrices of order nodes x K, time its cube.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from msrm.gp.covariance import cross_covariance
 
-from msrm.gp.cholesky import factorize
+from msrm.gp.cholesky import Factor, factorize
+from msrm.gp.covariance import cross_covariance
 from msrm.latent_grid import Matern, Matern32
 from msrm.nodes import Evidence, GroupStatistics, NodeGroup
+from msrm.responses import Response
 
 Values = Mapping[str, Mapping[str, float]]
 _LAG_DIGITS = 9  # lags closer than 1e-9 s are one lag; times are given in seconds
+_WHITENED_TOGETHER = 64  # functionals whose covariances are taken at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,41 +65,59 @@ class Dense:
     ) -> Evidence:
         """Log evidence of one run and its derivatives (:class:`msrm.nodes.Backend`)."""
         blocks = self._covariance(run, response_values, length_scale, gradient)
-        mixing = {name: _mixing(group, statistics[name]) for name, group in self.groups[run].items()}
-        base = _assembled({pair: block.values for pair, block in blocks.items()}, list(mixing))
-        mix = _block_diagonal([mixing[name] for name in mixing])
-        covariance = base if mix is None else mix @ base @ mix.T
-        size = self.n_factors
-        roots = np.concatenate([_roots(statistics[name])[statistics[name].index] for name in mixing])
-        information = np.concatenate([statistics[name].information for name in mixing])
-        order = len(roots) * size
-        inner = np.einsum("ji,jka,ikb->jaib", covariance, roots, roots, optimize=True).reshape(order, order)
-        inner[np.diag_indices(order)] += 1.0
-        factor = factorize(inner, copies=3.0, overwrite=True)
-        if not factor.ok:
-            return Evidence.failed(factor.diagnostic)
-        prior_mean = covariance @ information
-        reduced = factor.whiten(np.einsum("jka,jk->ja", roots, prior_mean).ravel())
-        log_evidence = 0.5 * float(np.sum(information * prior_mean) - reduced @ reduced - factor.log_determinant)
-        if not np.isfinite(log_evidence):
-            return Evidence.failed("the log evidence is not finite")
+        posterior = self._posterior(run, response_values, length_scale, statistics, blocks)
+        if not posterior.factor.ok or not np.isfinite(posterior.log_evidence):
+            return Evidence.failed(posterior.factor.diagnostic or "the log evidence is not finite")
         if not gradient:
-            return Evidence(log_evidence)
-        pulled = factor.whiten(reduced, transpose=True).reshape(len(roots), size)
-        score = information - np.einsum("jka,ja->jk", roots, pulled)
+            return Evidence(posterior.log_evidence)
+        size, roots, covariance, score = self.n_factors, posterior.roots, posterior.covariance, posterior.score
         mean = covariance @ score
         middle = np.einsum(
             "jka,jaib,ilb->kjli",
             roots,
-            factor.inverse().reshape(len(roots), size, len(roots), size),
+            posterior.factor.inverse().reshape(len(roots), size, len(roots), size),
             roots,
             optimize=True,
         )
         second = _second_moments(covariance, middle, mean)
         on_covariance = 0.5 * (score @ score.T - np.einsum("kjki->ji", middle))
+        mix = posterior.mix
         on_base = on_covariance if mix is None else mix.T @ on_covariance @ mix
-        on_mix = None if mix is None else 2.0 * on_covariance @ mix @ base
-        return self._collected(log_evidence, statistics, run, blocks, mean, second, on_base, on_mix)
+        on_mix = None if mix is None else 2.0 * on_covariance @ mix @ posterior.base
+        return self._collected(posterior.log_evidence, statistics, run, blocks, mean, second, on_base, on_mix)
+
+    def posterior(
+        self,
+        run: str,
+        response_values: Values,
+        length_scale: float,
+        statistics: Mapping[str, GroupStatistics],
+    ) -> "DensePosterior":
+        """The latent of one run given the data, seen through any response at any time."""
+        blocks = self._covariance(run, response_values, length_scale, False)
+        return self._posterior(run, response_values, length_scale, statistics, blocks)
+
+    def _posterior(
+        self,
+        run: str,
+        values: Values,
+        length_scale: float,
+        statistics: Mapping[str, GroupStatistics],
+        blocks: "dict[tuple[str, str], _Block]",
+    ) -> "DensePosterior":
+        mixing = {name: _mixing(group, statistics[name]) for name, group in self.groups[run].items()}
+        base = _assembled({pair: block.values for pair, block in blocks.items()}, list(mixing))
+        mix = _block_diagonal([mixing[name] for name in mixing])
+        covariance = base if mix is None else mix @ base @ mix.T
+        roots = np.concatenate([_roots(statistics[name])[statistics[name].index] for name in mixing])
+        information = np.concatenate([statistics[name].information for name in mixing])
+        order = len(roots) * self.n_factors
+        inner = np.einsum("ji,jka,ikb->jaib", covariance, roots, roots, optimize=True).reshape(order, order)
+        inner[np.diag_indices(order)] += 1.0
+        factor = factorize(inner, copies=3.0, overwrite=True)
+        return DensePosterior(
+            self.groups[run], values, length_scale, self.matern, base, mix, covariance, roots, information, factor
+        )
 
     def _covariance(
         self, run: str, values: Values, length_scale: float, gradient: bool
@@ -162,6 +182,136 @@ class Dense:
             length_scale if self.length_scale_slope else 0.0,
             coefficients,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class DenseFunctionals:
+    """The factors seen through one response at some times.
+
+    Attributes
+    ----------
+    response : Response
+    values : {name: float} or None
+    times : (functional,)
+        Seconds.
+    cross : (functional, node)
+        Covariance with the nodes, of one factor.
+    """
+
+    response: Response
+    values: Mapping[str, float] | None
+    times: np.ndarray
+    cross: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class DensePosterior:
+    """The latent of one run given its data; check ``factor.ok`` first.
+
+    Attributes
+    ----------
+    groups : {modality: NodeGroup}
+    values : {modality: {name: float}}
+    length_scale : float
+        Seconds.
+    matern : Matern
+    base : (time, time)
+        Prior covariance of one factor's functionals at the times of all groups.
+    mix : (node, time) or None
+        Nodes as combinations of them; None where they are the same.
+    covariance : (node, node)
+    roots : (node, K, K)
+        L of each node.
+    information : (node, K)
+    factor : Factor
+        Of M.
+    """
+
+    groups: Mapping[str, NodeGroup]
+    values: Values
+    length_scale: float
+    matern: Matern
+    base: np.ndarray
+    mix: np.ndarray | None
+    covariance: np.ndarray
+    roots: np.ndarray
+    information: np.ndarray
+    factor: Factor
+
+    @cached_property
+    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
+        """Prior mean ``C h`` of the nodes (node, K) and ``L' C h`` whitened by M."""
+        prior_mean = self.covariance @ self.information
+        return prior_mean, self.factor.whiten(np.einsum("jka,jk->ja", self.roots, prior_mean).ravel())
+
+    @cached_property
+    def log_evidence(self) -> float:
+        """The log evidence."""
+        prior_mean, reduced = self._reduced
+        return 0.5 * float(np.sum(self.information * prior_mean) - reduced @ reduced - self.factor.log_determinant)
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """``h - D E[g]`` (node, K)."""
+        pulled = self.factor.whiten(self._reduced[1], transpose=True).reshape(self.information.shape)
+        return self.information - np.einsum("jka,ja->jk", self.roots, pulled)
+
+    def functionals(
+        self, response: Response, values: Mapping[str, float] | None, times: np.ndarray
+    ) -> DenseFunctionals:
+        """The factors seen through a response at times (functional,) in seconds."""
+        cross = []
+        for name, group in self.groups.items():
+            lags, index = distinct_lags(times, group.times)
+            cross.append(self._covariance(response, values, group.response, self.values.get(name), lags)[index])
+        joined = np.concatenate(cross, axis=1)
+        return DenseFunctionals(response, values, times, joined if self.mix is None else joined @ self.mix.T)
+
+    def _covariance(
+        self,
+        a: Response,
+        values_a: Mapping[str, float] | None,
+        b: Response,
+        values_b: Mapping[str, float] | None,
+        lags: np.ndarray,
+    ) -> np.ndarray:
+        made = cross_covariance(
+            a, values_a, b, values_b, lags, length_scale=self.length_scale, matern=self.matern, gradient=False
+        )
+        return made[0]
+
+    def mean_of(self, made: DenseFunctionals) -> np.ndarray:
+        """E[g], (functional, K)."""
+        return made.cross @ self.score
+
+    def covariance_of(self, made: DenseFunctionals) -> np.ndarray:
+        """Cov(g) of each functional, (functional, K, K)."""
+        variance = self._covariance(made.response, made.values, made.response, made.values, np.zeros(1))
+        out = np.tile(variance * np.eye(self.information.shape[1]), (len(made.times), 1, 1))
+        for start in range(0, len(out), _WHITENED_TOGETHER):
+            part = slice(start, start + _WHITENED_TOGETHER)
+            white = self._whitened(made.cross[part])
+            out[part] -= np.einsum("xjk,xjl->jkl", white, white)
+        return out
+
+    def joint_covariance(self, made: Sequence[DenseFunctionals]) -> np.ndarray:
+        """Cov of all functionals of several responses, (functional, K, functional, K), in the order given."""
+        rows = []
+        for a in made:
+            row = []
+            for b in made:
+                lags, index = distinct_lags(a.times, b.times)
+                row.append(self._covariance(a.response, a.values, b.response, b.values, lags)[index])
+            rows.append(row)
+        white = self._whitened(np.concatenate([one.cross for one in made]))
+        prior = np.einsum("ji,kl->jkil", np.block(rows), np.eye(self.information.shape[1]))
+        return prior - np.tensordot(white, white, (0, 0))
+
+    def _whitened(self, cross: np.ndarray) -> np.ndarray:
+        """``M^-1/2 L' c'`` of functionals, (node * K, functional, K)."""
+        pulled = np.einsum("jka,qj->jaqk", self.roots, cross)
+        shape = len(self.roots) * self.roots.shape[2], -1
+        return self.factor.whiten(pulled.reshape(shape)).reshape(shape[0], *pulled.shape[2:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import archive
-from msrm.asking import Targets, Times
+from msrm.asking import Targets, Times, chosen_pairs
 from msrm.gp import prediction
 from msrm.gp.backends import Choice
 from msrm.gp.calibration import calibrated, raw_parameters
@@ -44,10 +44,10 @@ class GPMSRM(GPDensity):
     log_likelihood_, log_prior_ : float
     likelihood_error_ : float
         |log likelihood - its value for a vanishing grid spacing|, nats; 0 for the exact backend.
-    parameters_ : {name: array}
+    parameters_ : {name: DataArray or float}
         As in DESIGN 9, in raw features; those of the standardized data with ``standardize=True``. Factors are rotated
         to the principal axes of the summed precision of the loadings, ordered by it, and signed so that loadings sum
-        to a positive number: a convention, since the model does not know directions.
+        to a positive number: a convention, since the model does not know directions. Zero for features without data.
     responses_ : {modality: Response}
     length_scale_ : float
     explained_variance_ : DataArray (factor,)
@@ -95,6 +95,7 @@ class GPMSRM(GPDensity):
             raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
         if not (isinstance(self.n_starts, int | np.integer) and self.n_starts >= 1):
             raise ValueError(f"n_starts must be a positive integer, found {self.n_starts!r}.")
+        _check_variation(recording)
         standardization = self.standardization(recording)
         likelihood, choice = self.prepared(recording, reduce=True, standardization=standardization)
         result = maximize(
@@ -106,7 +107,7 @@ class GPMSRM(GPDensity):
             show=self.progress,
         )
         self._keep(recording, result, choice, standardization)
-        self._warn()
+        self._warn(result.rivals)
         return self
 
     def predict(
@@ -117,7 +118,7 @@ class GPMSRM(GPDensity):
         source: str = "both",
         times: Any = None,
         noise: bool = False,
-        joint: bool = False,
+        joint: str | None = None,
     ) -> xr.DataTree:
         """Predict streams from other streams of the same runs, with variances.
 
@@ -134,14 +135,16 @@ class GPMSRM(GPDensity):
             When to predict, seconds; by default where the target was measured.
         noise : bool
             Variances of new observations instead of the signal: v is added.
-        joint : bool
-            Also ``covariance`` (time, feature, other_feature): over features at each time.
+        joint : {None, "feature", "time"}
+            Also ``covariance``: over features at each time (time, feature, other_feature), or over times of each
+            feature (feature, time, other_time).
 
         Returns
         -------
         DataTree participant / run / modality
             ``mean`` and ``variance`` (time, feature) in data units at the MAP's parameters, ``supported`` (time,):
             whether the response sees only stretches of latent that source data cover. Without sources the prior.
+            Features that took no part in the fit are NaN.
 
         Raises
         ------
@@ -151,7 +154,7 @@ class GPMSRM(GPDensity):
         return prediction.predict(self._fitted, recording, targets, source, times, noise=noise, joint=joint)
 
     def infer_latent(
-        self, recording: Recording | None = None, *, times: Any = None, joint: bool = False
+        self, recording: Recording | None = None, *, times: Any = None, joint: str | None = None
     ) -> xr.DataTree:
         """The latents of a recording's runs, or without one of the training runs, at the fitted parameters.
 
@@ -160,8 +163,9 @@ class GPMSRM(GPDensity):
         recording : Recording, optional
         times : array or {run: array}, optional
             Seconds; by default every quarter length scale over the run's data.
-        joint : bool
-            Also ``covariance`` (time, factor, other_factor): over factors at each time.
+        joint : {None, "factor", "time"}
+            Also ``covariance``: over factors at each time (time, factor, other_factor), or over everything (time,
+            factor, other_time, other_factor).
 
         Returns
         -------
@@ -205,10 +209,10 @@ class GPMSRM(GPDensity):
                 "together (msrm.concat_runs) or condition draws."
             )
         fitted = self._fitted
-        known = recording if targets is None else recording.drop(targets=dict(targets))
+        without = [] if targets is None else chosen_pairs(list(fitted.features), recording, targets)
         nodes = {
-            "latent": prediction.infer_latent(fitted, known, None, joint=False),
-            "predicted": prediction.predict(fitted, recording, targets, source, times, noise=noise, joint=False),
+            "latent": prediction.infer_latent(fitted, recording, None, joint=None, without=without),
+            "predicted": prediction.predict(fitted, recording, targets, source, times, noise=noise, joint=None),
         }
         return xr.DataTree(children=nodes)
 
@@ -339,9 +343,17 @@ class GPMSRM(GPDensity):
         self.model_ = fitted
         self.responses_ = fitted.responses
         self.length_scale_ = fitted.length_scale
-        self.parameters_ = fitted.parameters
+        self.parameters_ = fitted.labelled
 
-    def _warn(self) -> None:
+    def _warn(self, rivals: tuple[StartRecord, ...]) -> None:
+        for rival in rivals:
+            scalars = ", ".join(f"{name} {value:.3g}" for name, value in rival.scalars.items())
+            warnings.warn(
+                f"Start {rival.name!r} ends in another basin, within 10 nats of the best ({scalars}). Report both, or "
+                "sample the posterior.",
+                UserWarning,
+                stacklevel=3,
+            )
         if not self.converged_:
             warnings.warn(
                 f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}. "
@@ -372,6 +384,19 @@ _EVIDENCE = (
     "backend",
     "recording_digest",
 )
+
+
+def _check_variation(recording: Recording) -> None:
+    """Refuse streams without variation, whose noise variance has no maximum but the prior's."""
+    for participant, modality in recording.pairs:
+        summaries = [stream.summary for stream in recording.streams(participant, modality=modality)]
+        lowest = np.fmin.reduce([summary.minimum for summary in summaries])
+        highest = np.fmax.reduce([summary.maximum for summary in summaries])
+        if not np.any(highest > lowest):
+            raise ValueError(
+                f"{modality!r} of {participant}: none of its {len(lowest)} features varies, so there is nothing to fit. "
+                "Drop the stream."
+            )
 
 
 def _prior_starts(likelihood: Likelihood, rng: np.random.Generator, number: int) -> list[Start]:

@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import xarray as xr
 
-from msrm.gp.backends import select_likelihood
+from msrm.gp.backends import LatentBackend, select_likelihood
 from msrm.gp.data import Key
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import FreeLengthScale, Parameters, Specification
-from msrm.gp.refinement import GridBackend
-from msrm.nodes import Backend, GroupStatistics, NodeGroup
+from msrm.gp.statespace import StateSpace
+from msrm.gp.terms import OrnsteinUhlenbeck, Residual
+from msrm.nodes import GroupStatistics, NodeGroup
 from msrm.responses import Response
+
+FEATURE_KINDS = ("loading", "offset", "run_offset")  # parameters with a value for every feature
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +66,7 @@ class FittedGP:
     standardization : {(participant, modality): Standardization}
         Empty unless standardized.
     parameters : Parameters
-        In raw features.
+        In raw features; NaN in loadings and offsets of features that took no part.
     runs : {run: {modality: TrainingNodes}}
     domains : {run: (first, last)}
         Seconds with data.
@@ -91,17 +95,42 @@ class FittedGP:
         return {m: response.with_values(values.get(m, {})) for m, response in self.specification.responses.items()}
 
     @cached_property
+    def labelled(self) -> dict[str, xr.DataArray | float]:
+        """Parameters with features and factors named; zero, their mode, for features that took no part."""
+        factor = {"factor": np.arange(1, self.specification.n_factors + 1)}
+        out: dict[str, xr.DataArray | float] = {}
+        for name, value in self.parameters.items():
+            kind, *rest = name.split("/")
+            if kind in FEATURE_KINDS:
+                coords = {"feature": self.features[rest[0], rest[-1]]} | (factor if value.ndim == 2 else {})
+                out[name] = xr.DataArray(np.nan_to_num(value), coords, tuple(coords))
+            else:
+                out[name] = float(value)
+        return out
+
+    @cached_property
     def length_scale(self) -> float:
         """Seconds."""
         return self.specification.length_scale_of(self.parameters)
 
     @cached_property
     def held(self) -> Specification:
-        """The specification with responses and length scale fixed at their fitted values."""
-        return replace(self.specification, responses=self.responses, length_scale=self.length_scale)
+        """The specification with responses, residual timescales and length scale fixed at their fitted values."""
+        residuals: dict[str, Residual] = {
+            modality: OrnsteinUhlenbeck(self.specification.timescale_of(self.parameters, modality))
+            for modality, residual in self.specification.residuals.items()
+            if isinstance(residual, OrnsteinUhlenbeck)
+        }
+        return replace(
+            self.specification, responses=self.responses, length_scale=self.length_scale, residuals=residuals
+        )
 
-    def backend_for(self, groups: Mapping[str, Mapping[str, NodeGroup]]) -> Backend:
-        """The fit's backend for other nodes, at the fit's spacing."""
+    def backend_for(
+        self,
+        groups: Mapping[str, Mapping[str, NodeGroup]],
+        reach: Mapping[str, tuple[float, float]] | None = None,
+    ) -> LatentBackend:
+        """The fit's backend for other nodes, at the fit's spacing, its latent over ``reach`` (seconds) by run."""
         chosen = select_likelihood(
             self.backend,
             groups,
@@ -110,9 +139,9 @@ class FittedGP:
             length_scale=self.length_scale,
             length_scale_slope=False,
         ).backend
-        if not isinstance(chosen, GridBackend):
+        if not isinstance(chosen, StateSpace):
             return chosen
-        finer = chosen.at_step(self.step) if np.isfinite(self.step) else chosen
+        finer = replace(chosen.at_step(self.step), reach=reach or {})
         identity, filtered = finer.off_grid
         return finer.with_residual(identity | (self.residual & filtered))
 
@@ -126,11 +155,6 @@ class FittedGP:
     def training_statistics(self) -> dict[str, dict[str, GroupStatistics]]:
         """What the training data say of their nodes."""
         return {run: {m: nodes.statistics for m, nodes in own.items()} for run, own in self.runs.items()}
-
-    def offset_of(self, participant: str, run: str, modality: str) -> np.ndarray:
-        """Offset (feature,) of a stream, its run's deviation included where the run was fitted."""
-        base = self.parameters[f"offset/{participant}/{modality}"]
-        return base + self.parameters.get(f"run_offset/{participant}/{run}/{modality}", 0.0)
 
 
 def training_nodes(likelihood: Likelihood, parameters: Parameters) -> dict[str, dict[str, TrainingNodes]]:

@@ -6,7 +6,6 @@ are; the rest are run to convergence. The winner goes on at the spacing that :mo
 the error measured at its end is within the tolerance (DESIGN 5).
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,16 +16,17 @@ import numpy as np
 from msrm.gp.ascent import Ascent, MapPoint, expectation_steps
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import Parameters
-from msrm.gp.refinement import LikelihoodError, resolved
+from msrm.gp.refinement import LikelihoodError, measured_error, resolved
 from msrm.gp.starts import Start
 from msrm.nodes import Backend
-from msrm.regularized.solver import Outcome, minimize
+from msrm.regularized.solver import INTERRUPTED, Outcome, minimize
 from msrm.runtime import progress
 
 _EM_STEPS = 6
 _HEATS = (12, 30)  # iterations before the first and the second look at the field
 _BEHIND = 200.0  # nats by which a start may trail after the heats and still be run to its end
 _SAME = 0.02  # of a scalar's range (or value): closer ends are one basin
+_ALIKE = 1.0  # nats within which ends of one basin lie
 _RIVAL = 10.0  # nats within which another basin is worth a warning
 _COARSE_TOLERANCE = 1e-4  # nats that the coarse search may leave
 _STAGES = 3  # refinements after which the error is reported as it is
@@ -40,7 +40,7 @@ class StartRecord:
     ----------
     name : str
     first, last : float
-        Objective at the start and where it was left.
+        Objective at the start and where it was left; of the best on the final grid, of the others on the coarse one.
     n_iter, n_evaluations : int
     status : str
         ``"best"``, or why it was left.
@@ -65,7 +65,7 @@ class MapResult:
     ----------
     point : MapPoint
     likelihood : Likelihood
-        On the final grid.
+        On the grid of ``point``.
     error : LikelihoodError
     converged : bool
     reason : str
@@ -75,6 +75,8 @@ class MapResult:
         Over all starts and grids.
     starts : tuple of StartRecord
     at_bounds : tuple of str
+    rivals : tuple of StartRecord
+        Other basins that end within 10 nats, on the coarse grid.
     history : (iteration,)
         Objective of the winner after every accepted step; it falls within a grid.
     """
@@ -89,6 +91,7 @@ class MapResult:
     n_evaluations: int
     starts: tuple[StartRecord, ...]
     at_bounds: tuple[str, ...]
+    rivals: tuple[StartRecord, ...]
     history: np.ndarray
 
 
@@ -160,11 +163,12 @@ class _Search:
         self.interrupted = False
 
     def enter(self, starts: Sequence[Start]) -> None:
+        ascent = Ascent(self.likelihood)
         for start in starts:
-            ascent = Ascent(self.likelihood)
-            point = ascent.point(ascent.packed(start.parameters))
+            point = None if start.refused else ascent.point(ascent.packed(start.parameters))
             first = np.inf if point is None else point.value
-            self.runners.append(_Runner(start, point, first, status="" if point else "not finite at the start"))
+            status = "" if point else start.refused or "not finite at the start"
+            self.runners.append(_Runner(start, point, first, status=status))
 
     def race(self, tolerance: float) -> None:
         for runner in self.alive():
@@ -174,10 +178,13 @@ class _Search:
             with_curvature = runner.point.ascent.with_curvature(runner.point)
             runner.n_evaluations += len(with_curvature.scalars)
             runner.point = replace(runner.point, ascent=with_curvature)
-        for limit in (*_HEATS, self.max_iter):
+        for heat in _HEATS:
             for runner in self.alive():
-                self.run(runner, limit, tolerance)
-            self.judge(final=limit == self.max_iter)
+                self.run(runner, min(heat, self.max_iter), tolerance)
+            self.judge(final=False)
+        for runner in self.alive():
+            self.run(runner, self.max_iter, tolerance)
+        self.judge(final=True)
 
     def alive(self) -> list[_Runner]:
         return [runner for runner in self.runners if not runner.status]
@@ -200,7 +207,7 @@ class _Search:
         runner.n_iter += outcome.n_iter
         runner.n_evaluations += outcome.n_evaluations
         runner.history += outcome.history
-        if outcome.reason == "it was interrupted":
+        if outcome.reason == INTERRUPTED:
             raise KeyboardInterrupt
 
     def show(self, name: str, point: MapPoint) -> None:
@@ -213,7 +220,7 @@ class _Search:
         field_ = sorted(self.alive(), key=lambda runner: runner.value)
         for i, runner in enumerate(field_[1:], start=1):
             ahead = [better for better in field_[:i] if not better.status]
-            same = next((better for better in ahead if _same_basin(runner, better)), None)
+            same = next((better for better in ahead if _same_basin(runner, better, final=final)), None)
             if same is not None:
                 runner.status = f"joins the basin of {same.start.name!r}"
             elif runner.value > field_[0].value + _BEHIND and not final:
@@ -229,16 +236,19 @@ class _Search:
         if not self.runners:
             raise KeyboardInterrupt
         start = self.runners[0].start
-        reason = self.likelihood.diagnostic(start.parameters) or "the log prior or a gradient is not finite there"
         raise ValueError(
-            f"The objective is not finite at any of {len(self.runners)} starts. At {start.name!r}: {reason}."
+            f"The objective is not finite at any of {len(self.runners)} starts. At {start.name!r}: "
+            f"{Ascent(self.likelihood).diagnostic(start.parameters)}."
         )
 
 
-def _same_basin(first: _Runner, second: _Runner) -> bool:
+def _same_basin(first: _Runner, second: _Runner, *, final: bool) -> bool:
+    """Whether scalars agree; at the end, or where there are none, also the objectives: loadings have basins, too."""
     a, b = first.point, second.point
-    if a is None or b is None or not a.ascent.scalars:
-        return a is not None and b is not None and abs(a.value - b.value) < 1.0
+    assert a is not None
+    assert b is not None
+    if (final or not a.ascent.scalars) and abs(a.value - b.value) > _ALIKE:
+        return False
     lower, upper = a.ascent.bounds
     for name in a.ascent.scalars:
         at = a.ascent.layout.slices[name].start
@@ -252,7 +262,8 @@ def _finished(search: _Search, best: _Runner, tolerance: float, likelihood_toler
     """The winner on the grid its likelihood needs, with the evidence."""
     point = best.point
     assert point is not None
-    reason, decrement, converged = "it was interrupted", np.inf, False
+    rivals = () if search.interrupted else _rivals(search, best)
+    reason, decrement, converged = INTERRUPTED, np.inf, False
     likelihood, error = search.likelihood, None
     try:
         for _ in range(_STAGES):
@@ -276,15 +287,16 @@ def _finished(search: _Search, best: _Runner, tolerance: float, likelihood_toler
             assert outcome is not None
             point, converged, reason = outcome.point, outcome.converged, outcome.reason
             decrement = outcome.decrement * max(abs(point.value), 1.0)
+        else:
+            error = measured_error(likelihood.backend, partial(_value_on, likelihood, point.parameters))
     except KeyboardInterrupt:
         search.interrupted = True
         point = best.point or point
     if error is None or search.interrupted:
         error = LikelihoodError(np.nan, np.nan, getattr(likelihood.backend, "step", 0.0))
-        converged, reason = False, "it was interrupted"
+        converged, reason = False, INTERRUPTED
     best.status = "best"
     best.point = point
-    _warn_of_rivals(search, best)
     return MapResult(
         point,
         point.ascent.likelihood,
@@ -296,6 +308,7 @@ def _finished(search: _Search, best: _Runner, tolerance: float, likelihood_toler
         sum(runner.n_evaluations for runner in search.runners),
         tuple(_record(runner) for runner in search.runners),
         _at_bounds(point),
+        rivals,
         np.array(best.history),
     )
 
@@ -315,31 +328,31 @@ def _record(runner: _Runner) -> StartRecord:
     scalars: dict[str, float] = {}
     if runner.point is not None:
         scalars = {name: float(runner.point.parameters[name]) for name in runner.point.ascent.scalars}
-    status = runner.status or "another basin"
+    done = runner.outcome is not None and runner.outcome.converged
+    status = runner.status or ("another basin" if done else "not finished")
     return StartRecord(
         runner.start.name, runner.first, runner.value, runner.n_iter, runner.n_evaluations, status, scalars
     )
 
 
 def _at_bounds(point: MapPoint) -> tuple[str, ...]:
-    lower, upper = point.ascent.bounds
+    layout, bounds = point.ascent.layout, point.ascent.bounds
     out = []
-    for name in point.ascent.scalars:
-        at = point.ascent.layout.slices[name].start
-        for side, bound in (("lower", lower[at]), ("upper", upper[at])):
-            if point.x[at] == bound:
-                out.append(f"{name} at its {side} bound {bound:g}")
+    for name, named in layout.bounds.items():
+        at = layout.slices[name].start
+        for side, bound, value in zip(("lower", "upper"), bounds, named, strict=True):
+            if point.x[at] == bound[at]:
+                out.append(f"{name} at its {side} bound {value:g}")
     return tuple(out)
 
 
-def _warn_of_rivals(search: _Search, best: _Runner) -> None:
-    for runner in search.runners:
-        near = runner is not best and not runner.status and runner.value < best.value + _RIVAL
-        if near and not _same_basin(runner, best):
-            record = _record(runner)
-            scalars = ", ".join(f"{name} {value:.3g}" for name, value in record.scalars.items())
-            warnings.warn(
-                f"Start {runner.start.name!r} ends in another basin only {runner.value - best.value:.1f} nats away "
-                f"({scalars}). Report both, or sample the posterior.",
-                stacklevel=2,
-            )
+def _rivals(search: _Search, best: _Runner) -> tuple[StartRecord, ...]:
+    return tuple(
+        _record(runner)
+        for runner in search.runners
+        if runner is not best
+        and not runner.status
+        and runner.outcome is not None
+        and runner.outcome.converged
+        and runner.value < best.value + _RIVAL
+    )

@@ -1,52 +1,28 @@
-"""Posterior moments of latent functionals at any times, at fixed parameters, through any backend.
+"""Posterior of a run's latent functionals at fixed parameters, through either backend (DESIGN 3, 5).
 
-A query is a node group without observations (D = 0, h = 0): the backend's E[g] and E[g g'] of its nodes are the answer,
-so that no backend needs a second method.
+Without data the posterior is the prior: the same algebra with one node that says nothing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from msrm.gp.backends import LatentPosterior
 from msrm.gp.fitted import FittedGP
 from msrm.nodes import GroupStatistics, NodeGroup
-from msrm.responses import Response
+from msrm.responses import Identity, Response
 
-_QUERY = "query\x00"  # no modality has a NUL in its name
-
-
-@dataclass(frozen=True, eq=False)
-class Query:
-    """Functionals to be inferred: a response with fixed parameters at times (time,) in seconds, increasing."""
-
-    response: Response
-    times: np.ndarray
+_NOTHING = "nothing"
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Posterior of the functionals of a query.
-
-    Attributes
-    ----------
-    mean : (time, K)
-    covariance : (time, K, K)
-        Over factors, at each time.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-
-
-def functional_moments(
+def latent_posterior(
     fitted: FittedGP,
     run: str,
     groups: Mapping[str, NodeGroup],
     statistics: Mapping[str, GroupStatistics],
-    queries: Mapping[str, Query],
-) -> dict[str, Moments]:
-    """Posterior moments of queried functionals of one run.
+    queries: Sequence[tuple[Response, np.ndarray]],
+) -> LatentPosterior:
+    """The posterior of one run.
 
     Parameters
     ----------
@@ -54,28 +30,30 @@ def functional_moments(
     run : str
     groups, statistics : {modality: ...}
         Of the run's observations; may be empty, the answer is then the prior.
-    queries : {name: Query}
+    queries : sequence of (response, times)
+        What will be asked of it: the latent is made to reach over their supports.
 
     Raises
     ------
     FloatingPointError
         When the factorization fails; the message is its diagnostic.
     """
-    size = fitted.specification.n_factors
-    asked = {_QUERY + name: NodeGroup(_QUERY + name, query.times, query.response) for name, query in queries.items()}
-    everything = {**groups, **asked}
-    nothing = {
-        name: GroupStatistics(
-            np.zeros((group.n_nodes, size, size)), np.arange(group.n_nodes), np.zeros((group.n_nodes, size))
-        )
-        for name, group in asked.items()
-    }
-    backend = fitted.backend_for({run: everything})
-    found = backend.evidence(run, {}, fitted.length_scale, {**statistics, **nothing}, True)
-    if not found.ok:
-        raise FloatingPointError(f"{run}: {found.diagnostic}")
-    out = {}
-    for name in queries:
-        mean = found.mean[_QUERY + name]
-        out[name] = Moments(mean, found.second_moment[_QUERY + name] - mean[:, :, None] * mean[:, None, :])
-    return out
+    reach = _reach(queries)
+    if not groups:
+        size = fitted.specification.n_factors
+        groups = {_NOTHING: NodeGroup(_NOTHING, np.array([reach[0]]), Identity())}
+        silence = GroupStatistics(np.zeros((1, size, size)), np.zeros(1, np.intp), np.zeros((1, size)))
+        statistics = {_NOTHING: silence}
+    backend = fitted.backend_for({run: groups}, {run: reach})
+    made = backend.posterior(run, {}, fitted.length_scale, statistics)
+    if not made.factor.ok:
+        raise FloatingPointError(f"{run}: {made.factor.diagnostic}")
+    return made
+
+
+def _reach(queries: Sequence[tuple[Response, np.ndarray]]) -> tuple[float, float]:
+    """First and last second of latent time that the queries see."""
+    supports = [(times, response.support()) for response, times in queries]
+    return min(float(t.min() - high) for t, (_, high) in supports), max(
+        float(t.max() - low) for t, (low, _) in supports
+    )

@@ -14,8 +14,10 @@ from msrm.gp.likelihood import Likelihood
 from msrm.gp.starts import Start, parameters_at_rest
 from msrm.recording import Recording
 from msrm.regularized import RMSRM, ConvergenceWarning
+from msrm.regularized.solver import INTERRUPTED
 from msrm.responses import Free, Response
 
+_NAME = "R-MSRM"
 _STEP = 0.3  # of the length scale
 _MAX_ITER = 60  # a start need not be converged
 _SPARE = 1e-3  # share of the variance left as noise at least
@@ -29,12 +31,12 @@ def translated_start(
     edges: str,
     seed: int,
 ) -> Start:
-    """The translated R-MSRM fit of a recording.
+    """The translated R-MSRM fit of a recording; a refused start where R-MSRM cannot be fitted.
 
     Raises
     ------
-    ValueError
-        Where R-MSRM cannot be fitted, for example when every feature of a stream is constant.
+    KeyboardInterrupt
+        If the R-MSRM fit was interrupted.
     """
     specification = likelihood.specification
     used = {pair.modality for pair in likelihood.nodes.pairs}
@@ -49,7 +51,13 @@ def translated_start(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        fit = estimator.fit(recording).model_
+        try:
+            estimator.fit(recording)
+        except ValueError as error:
+            return Start(_NAME, {}, f"R-MSRM cannot be fitted: {error}")
+    if estimator.stop_reason_ == INTERRUPTED:
+        raise KeyboardInterrupt
+    fit = estimator.model_
     paths = np.concatenate([run.paths[:, 0] for run in fit.runs.values()])
     latent_sd = np.sqrt(np.mean(paths**2, axis=0))
     parameters = parameters_at_rest(likelihood)
@@ -67,7 +75,7 @@ def translated_start(
             key = f"response/{pair.modality}/{parameter}"
             value = own.response.start[parameter]
             parameters[key] = np.asarray(np.clip(value, *bounds[key]))
-    return Start("R-MSRM", parameters)
+    return Start(_NAME, parameters)
 
 
 def _without_priors(response: Response) -> Response:

@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from msrm.gp.fitted import FittedGP, Standardization, TrainingNodes
+from msrm.gp.fitted import FEATURE_KINDS, FittedGP, Standardization, TrainingNodes
 from msrm.gp.map import StartRecord
 from msrm.gp.model import GPDensity
 from msrm.nodes import GroupStatistics
 from msrm.plain import free_from_plain, prior_from_plain, response_from_plain, to_plain
 from msrm.priors import Prior, Priors
 from msrm.responses import Free
-
-_FEATURE_KINDS = ("loading", "offset", "run_offset")
 
 
 def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
@@ -30,7 +28,7 @@ def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
     )
     for name, value in fitted.parameters.items():
         kind, *rest = name.split("/")
-        if kind in _FEATURE_KINDS:
+        if kind in FEATURE_KINDS:
             features = fitted.features[rest[0], rest[-1]]
             dims = ("feature", "factor") if kind == "loading" else ("feature",)
             nodes[f"/parameters/{name}"] = xr.Dataset({"value": (dims, value)}, {"feature": features})
