@@ -27,14 +27,23 @@ class Problem:
     recording: Any = field(repr=False, default=None)
 
 
-def recording(seed: int, *, runs: int = 1, wide: int = 9, missing: float = 0.0, participants: int = 2) -> Any:
+def recording(
+    seed: int,
+    *,
+    runs: int = 1,
+    wide: int = 9,
+    missing: float = 0.0,
+    participants: int = 2,
+    skin: bool = True,
+    rows: tuple[int, int] = (5, 7),
+) -> Any:
     """A wide Identity stream (more features than rows in one run) and two filtered ones on other clocks."""
     rng = np.random.default_rng(seed)
     data: dict[str, dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]] = {}
     for p in range(participants):
         for r in range(runs):
-            streams = {"brain": (1.8 * np.arange(5 + r), wide), "rating": (1.2 * np.arange(7), 2)}
-            if p == 0:
+            streams = {"brain": (1.8 * np.arange(rows[0] + r), wide), "rating": (1.2 * np.arange(rows[1]), 2)}
+            if p == 0 and skin:
                 streams["skin"] = (1.5 * np.arange(6) + 0.2, 1)
             for name, (times, features) in streams.items():
                 values = rng.standard_normal((len(times), features)) + 0.4
@@ -46,9 +55,9 @@ def recording(seed: int, *, runs: int = 1, wide: int = 9, missing: float = 0.0, 
     return msrm.Recording.from_dict(data)
 
 
-def responses(rates: bool = True) -> dict[str, Any]:
+def responses() -> dict[str, Any]:
     """Identity, a Gaussian and a Gamma with free parameters."""
-    made: dict[str, Any] = {
+    return {
         "brain": msrm.Identity(),
         "rating": msrm.Gaussian(
             width=msrm.Free(0.6, bounds=(0.3, 1.2), prior=msrm.LogNormal(-0.5, 0.3)),
@@ -56,7 +65,6 @@ def responses(rates: bool = True) -> dict[str, Any]:
         ),
         "skin": msrm.Gamma(shape=2.5, scale=msrm.Free(0.4, bounds=(0.2, 0.8)), lag=0.1),
     }
-    return made if rates else {name: made[name] for name in ("brain", "rating")}
 
 
 def problem(
@@ -73,19 +81,23 @@ def problem(
     ou: bool = False,
     powers: bool = False,
     free_length_scale: bool = False,
+    participants: int = 2,
+    skin: bool = True,
+    rows: tuple[int, int] = (5, 7),
+    log_noise: float = -0.5,
 ) -> Problem:
     """A problem with every part that the arguments ask for."""
-    made = recording(seed, runs=runs, wide=wide, missing=missing)
-    families = responses()
+    made = recording(seed, runs=runs, wide=wide, missing=missing, participants=participants, skin=skin, rows=rows)
+    families = {name: response for name, response in responses().items() if name in made.modalities}
     residuals = {"rating": OrnsteinUhlenbeck(msrm.Free(2.0, bounds=(0.5, 9.0)))} if ou else {}
     specification = Specification(
         n_factors,
         families,
         FreeLengthScale(2.0, msrm.LogNormal(0.7, 0.3).bounded(0.8, 6.0)) if free_length_scale else 2.0,
-        msrm.Priors(noise=msrm.LogNormal(-0.5, 0.6), loading_sd=0.9, offset_sd=1.3, run_offset_sd=0.7),
+        msrm.Priors(noise=msrm.LogNormal(log_noise, 0.6), loading_sd=0.9, offset_sd=1.3, run_offset_sd=0.7),
         residuals=residuals,
         powers={"rating": 0.6} if powers else {},
-        run_offsets=frozenset({"brain", "rating", "skin"}) if run_offsets else frozenset(),
+        run_offsets=frozenset(families) if run_offsets else frozenset(),
     )
     usable = usable_rows(made, families, edges="extend")
     pairs = [pair_data(made, usable, p, m, reduce=reduce) for p, m in made.pairs]

@@ -7,9 +7,14 @@ import sys
 import textwrap
 import time
 
+import arviz_stats
 import numpy as np
 import pytest
 
+import msrm
+from msrm.gp import GPMSRM
+from msrm.gp.gibbs import chains as chains_module
+from msrm.gp.sampling import sample
 from msrm.gp.storage import DrawStore, generator_from_state, generator_state
 
 IDENTITY = {"data": "aa11", "settings": {"seed": 0, "warmup": 10}, "versions": {"numpy": "2"}, "device": "cpu"}
@@ -179,3 +184,116 @@ def test_remove_leaves_nothing(tmp_path):
     walk(start(), store.chain(0), 4, 2)
     store.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+# The sampler from end to end
+
+
+def small_recording() -> msrm.Recording:
+    """Two participants, a stream with more features than rows and a filtered one."""
+    rng = np.random.default_rng(0)
+    slow, fast = 1.8 * np.arange(9), 1.2 * np.arange(12)
+
+    def seen(times: np.ndarray, features: int) -> np.ndarray:
+        path = np.stack([np.sin(times / 2.5), np.cos(times / 3.7)], axis=1)
+        return path @ rng.standard_normal((2, features)) + 0.5 * rng.standard_normal((len(times), features))
+
+    return msrm.Recording.from_dict(
+        {p: {"run-1": {"brain": (seen(slow, 14), slow), "rating": (seen(fast, 3), fast)}} for p in ("p1", "p2")}
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[GPMSRM, msrm.Recording]:
+    recording = small_recording()
+    lag = msrm.Free(0.2, bounds=(-1.0, 1.0), prior=msrm.Normal(0.0, 0.5))
+    model = GPMSRM(2, {"brain": msrm.Identity(), "rating": msrm.Gaussian(width=0.6, lag=lag)}, n_starts=1)
+    return model.fit(recording), recording
+
+
+@pytest.fixture(scope="module")
+def draws(fitted):
+    return sample(*fitted, chains=2, warmup=40, draws=30, seed=1, progress=False)
+
+
+def test_the_tree_is_usable_by_arviz(draws):
+    posterior = draws.tree["posterior"].to_dataset()
+    assert posterior["noise"].dims == ("chain", "draw", "stream")
+    assert posterior["offset"].sizes["channel"] == 34
+    assert list(posterior["parameter"].values) == ["rating/lag"]
+    assert np.isfinite(posterior["log_likelihood_marginal"]).all()
+    theirs = arviz_stats.ess(draws.tree, method="bulk")["noise"].values
+    table = draws.summary().table
+    ours = [float(table.ess_bulk.sel(quantity=f"noise[{name}]")) for name in posterior["stream"].values]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+def test_loadings_offsets_and_norms_on_demand_are_those_of_the_tree(draws):
+    posterior = draws.tree["posterior"].to_dataset()
+    mine = (posterior["participant"] == "p2") & (posterior["modality"] == "brain")
+    for aligned in (True, False):
+        loading = draws.loading("p2", "brain", aligned=aligned)
+        np.testing.assert_allclose((loading**2).sum("factor"), posterior["loading_norm2"][..., mine.values], rtol=1e-9)
+    np.testing.assert_allclose(draws.offset("p2", "brain"), posterior["offset"][..., mine.values], rtol=1e-9)
+    some = draws.loading("p2", "brain", features=["3", "0"], thin=10)
+    np.testing.assert_array_equal(some, draws.loading("p2", "brain").sel(feature=["3", "0"])[:, ::10])
+    with pytest.raises(ValueError, match="has no feature 'x'"):
+        draws.loading("p2", "brain", features=["x"])
+    with pytest.raises(ValueError, match="p3/brain is not in the draws"):
+        draws.loading("p3", "brain")
+
+
+def test_predictions_are_mixtures_over_members(draws, fitted):
+    _, recording = fitted
+    predicted = draws.predict(recording, targets={"p1": ["rating"]})["p1/run-1/rating"].to_dataset()
+    members = [
+        msrm.gp.prediction.predict(one, recording, {"p1": ["rating"]}, "both", None, noise=False, joint=None)
+        for one in draws.ensemble
+    ]
+    means = np.array([tree["p1/run-1/rating/mean"].values for tree in members])
+    variances = np.array([tree["p1/run-1/rating/variance"].values for tree in members])
+    np.testing.assert_allclose(predicted["mean"], means.mean(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(predicted["variance"], variances.mean(axis=0) + means.var(axis=0), rtol=1e-10)
+    latent = draws.infer_latent()["run-1"].to_dataset()
+    assert (latent["variance"] > 0).all()
+
+
+def test_an_interrupted_run_resumes_bit_for_bit_and_only_itself(fitted, draws, tmp_path, monkeypatch):
+    model, recording = fitted
+    options = {"chains": 2, "warmup": 40, "draws": 30, "seed": 1, "progress": False}
+    calls = iter(range(10_000))
+    whole = chains_module._Chain.report
+
+    def interrupted(self, *, force=False):
+        if next(calls) == 55:
+            raise RuntimeError("killed")
+        self.flush()
+        whole(self, force=force)
+
+    monkeypatch.setattr("msrm.gp.sampling.available_cores", lambda: 1)
+    monkeypatch.setattr(chains_module._Chain, "report", interrupted)
+    with pytest.raises(RuntimeError, match="killed"):
+        sample(model, recording, path=tmp_path / "d", **options)
+    monkeypatch.setattr(chains_module._Chain, "report", whole)
+    with pytest.raises(FileExistsError, match="resume=True"):
+        sample(model, recording, path=tmp_path / "d", **options)
+    with pytest.raises(ValueError, match=r"settings\.seed \(1 on disk, 2 now\)"):
+        sample(model, recording, path=tmp_path / "d", resume=True, **options | {"seed": 2})
+    again = sample(model, recording, path=tmp_path / "d", resume=True, **options)
+    for key, rows in draws.rows.items():
+        np.testing.assert_array_equal(again.rows[key], rows)
+    np.testing.assert_array_equal(again.posterior["noise"], draws.posterior["noise"])
+
+
+def test_what_cannot_be_sampled_is_refused(fitted):
+    model, recording = fitted
+    with pytest.raises(ValueError, match="sampler must be one of 'gibbs'"):
+        sample(model, recording, sampler="hmc")
+    with pytest.raises(ValueError, match="draws must be an integer of at least 1, found 0"):
+        sample(model, recording, draws=0)
+    with pytest.raises(ValueError, match="needs the path"):
+        sample(model, recording, resume=True)
+    with pytest.raises(ValueError, match="not the one that was fitted"):
+        sample(model, recording.select(participants=["p1"]))
+    with pytest.raises(ValueError, match="not fitted yet"):
+        sample(GPMSRM(2, model.responses), recording)

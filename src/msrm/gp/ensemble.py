@@ -1,0 +1,133 @@
+"""Predictions of a posterior: a few draws as fitted models, and mixtures over them (DESIGN 5).
+
+Members are draws turned to one common rotation of the factors, in raw features, each a
+:class:`~msrm.gp.fitted.FittedGP`; whatever a fitted model answers, the ensemble answers by the law of total
+variance: mean of means, mean of variances plus variance of means. So variances include what is not known of the
+parameters.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from msrm.gp.fitted import FittedGP, TrainingNodes
+from msrm.nodes import GroupStatistics
+
+__all__ = ["Ensemble", "mixture"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Some draws of a posterior, ready to predict.
+
+    Attributes
+    ----------
+    base : FittedGP
+        The MAP, or whatever gives the members all but their parameters.
+    parameters : {name: (member, ...)}
+        In raw features.
+    precision : {(run, modality): (member, P, K, K)}
+    information : {(run, modality): (member, node, K)}
+        What the training data say of their nodes at each member.
+    coefficients : {(run, modality): (member, node, 2)}
+        Of differenced nodes.
+    """
+
+    base: FittedGP
+    parameters: dict[str, Array]
+    precision: dict[tuple[str, str], Array]
+    information: dict[tuple[str, str], Array]
+    coefficients: dict[tuple[str, str], Array]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parameters.values())))
+
+    def __iter__(self) -> Iterator[FittedGP]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, member: int) -> FittedGP:
+        runs: dict[str, dict[str, TrainingNodes]] = {}
+        for run, groups in self.base.runs.items():
+            runs[run] = {}
+            for modality, nodes in groups.items():
+                place = run, modality
+                seen = self.coefficients.get(place)
+                statistics = GroupStatistics(
+                    self.precision[place][member],
+                    nodes.statistics.index,
+                    self.information[place][member],
+                    None if seen is None else seen[member],
+                )
+                runs[run][modality] = replace(nodes, statistics=statistics)
+        parameters = {name: np.asarray(values[member]) for name, values in self.parameters.items()}
+        return replace(self.base, parameters=parameters, runs=runs)
+
+    def average(self, answer: Callable[[FittedGP], xr.DataTree]) -> xr.DataTree:
+        """The mixture over members of trees whose nodes hold `mean` and `variance`."""
+        return mixture([answer(member) for member in self])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        parts: tuple[Mapping[Any, Array], ...] = (self.parameters, self.precision, self.information, self.coefficients)
+        return sum(array.nbytes for part in parts for array in part.values())
+
+
+def mixture(trees: list[xr.DataTree]) -> xr.DataTree:
+    """The equal mixture of answers of the same shape.
+
+    Parameters
+    ----------
+    trees : list of DataTree
+        Nodes with `mean` and `variance`, perhaps `covariance` and `supported`.
+
+    Returns
+    -------
+    DataTree
+        Moments by the laws of total expectation and variance; `supported` where every member is.
+    """
+    nodes = {}
+    for node in trees[0].subtree:
+        if "mean" in node.data_vars:
+            path = node.relative_to(trees[0])
+            nodes[path] = _mixed([_dataset(tree, path) for tree in trees])
+    return xr.DataTree.from_dict(nodes)
+
+
+def _dataset(tree: xr.DataTree, path: str) -> xr.Dataset:
+    node = tree[path]
+    assert isinstance(node, xr.DataTree)
+    return node.to_dataset(inherit=False)
+
+
+def _mixed(members: list[xr.Dataset]) -> xr.Dataset:
+    first = members[0]
+    means = np.array([member["mean"].values for member in members])
+    centre = means.mean(axis=0)
+    variance = np.mean([member["variance"].values for member in members], axis=0) + means.var(axis=0)
+    variables: dict[str, Any] = {
+        "mean": (first["mean"].dims, centre),
+        "variance": (first["variance"].dims, variance),
+    }
+    if "supported" in first:
+        variables["supported"] = (first["supported"].dims, np.all([m["supported"].values for m in members], axis=0))
+    if "covariance" in first:
+        within = np.mean([member["covariance"].values for member in members], axis=0)
+        variables["covariance"] = (first["covariance"].dims, within + _between(first, means - centre))
+    return xr.Dataset(variables, first.coords)
+
+
+def _between(first: xr.Dataset, deviations: Array) -> Array:
+    """Covariance of the members' means, laid out like `covariance`: its dimensions name which entries go together."""
+    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(first["covariance"].dims)}
+    own = "".join(letters[dim] for dim in first["mean"].dims)
+    other = "".join(letters.get(f"other_{dim}", letters[dim]) for dim in first["mean"].dims)
+    out = "".join(letters.values())
+    return np.einsum(f"z{own},z{other}->{out}", deviations, deviations) / len(deviations)

@@ -1,0 +1,182 @@
+"""``gp.sample``: chains of a fitted model on a recording, on disk as they are made, one `Draws` at the end (DESIGN 5).
+
+A run is bound to its data, settings, versions and device; with a path, a killed run continues bit for bit.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msrm import runtime
+from msrm.gp.assembly import ChainDraws, assembled
+from msrm.gp.backends import select_likelihood
+from msrm.gp.draws import Draws
+from msrm.gp.fitted import starting_length_scale
+from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
+from msrm.gp.gibbs.start import balanced, state_of
+from msrm.gp.gibbs.sweep import Sweeper
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.refinement import resolved
+from msrm.gp.statespace import StateSpace
+from msrm.gp.storage import DrawStore
+from msrm.gp.tree import fitted_tree
+from msrm.recording import Recording
+from msrm.runtime import available_cores
+from msrm.runtime.workers import parallel_map
+
+__all__ = ["SAMPLERS", "sample"]
+
+SAMPLERS = ("gibbs",)
+
+
+def sample(
+    model: Any,
+    recording: Recording,
+    *,
+    sampler: str = "gibbs",
+    chains: int = 4,
+    warmup: int = 1000,
+    draws: int = 1000,
+    seed: int = 0,
+    path: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Draws:
+    """Draw from the posterior of a fitted model.
+
+    Parameters
+    ----------
+    model : GPMSRM
+        Fitted to `recording`; chains start from its MAP.
+    recording : Recording
+    sampler : {"gibbs"}
+    chains, warmup, draws : int
+        Warm-up sweeps tune the proposals and are not kept; draws are, from each chain.
+    seed : int
+    path : path-like, optional
+        A folder for the blocks of draws; kept afterwards. Without it they live in a temporary folder.
+    resume : bool
+        Continue the run of `path`.
+    progress : bool, optional
+        Draw a bar; by default on a terminal only.
+
+    Returns
+    -------
+    Draws
+
+    Raises
+    ------
+    ValueError
+        For unusable arguments, a recording that is not the fit's, or resuming another run (every difference named).
+    FileExistsError
+        When `path` holds a run and `resume` is not set.
+    OSError
+        When a block cannot be written; earlier blocks are safe.
+    """
+    _check(model, recording, sampler, {"chains": chains, "warmup": warmup, "draws": draws}, path, resume)
+    fitted = model.model_
+    likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
+    backend = _grid_backend(model, likelihood)
+    specification, layout = likelihood.specification, likelihood.nodes
+    start = state_of(specification, layout, fitted.parameters)
+    start = balanced(Sweeper(specification, layout, backend), start)
+    settings = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    identity = _identity(model, recording, settings, backend)
+    folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
+    try:
+        (DrawStore.resume if resume else DrawStore.create)(folder, identity)
+        job = ChainJob(specification, light_layout(layout), backend, start, folder, chains, warmup, draws, seed)
+        jobs = [(index,) for index in range(chains)]
+        workers = min(chains, available_cores())
+        done = parallel_map(run_chain, jobs, n_jobs=workers, shared=(job,), desc="chains", progress=progress)
+        if min(done) < draws:
+            raise KeyboardInterrupt(f"chains hold {done} draws; continue with resume=True")
+        read = _read(
+            DrawStore(folder), chains, [block.label for block in Sweeper(specification, layout, backend).blocks]
+        )
+    finally:
+        if path is None:
+            shutil.rmtree(folder)
+    attributes = {"kind": "Draws", **settings, "step": backend.step, "residual": sorted(backend.residual)}
+    return assembled(model, recording, specification, layout, start, read, attributes)
+
+
+def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int], path: Any, resume: bool) -> None:
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler must be one of {', '.join(map(repr, SAMPLERS))}, found {sampler!r}.")
+    for name, count in counts.items():
+        least = 0 if name == "warmup" else 1
+        if not isinstance(count, int | np.integer) or count < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, found {count!r}.")
+    if resume and path is None:
+        raise ValueError("resume=True needs the path of the run to continue.")
+    if not hasattr(model, "model_"):
+        raise ValueError("This GPMSRM is not fitted yet; call fit(recording) first: chains start from the MAP.")
+    if recording.digest() != model.recording_digest_:
+        raise ValueError(
+            f"The recording is not the one that was fitted (digest {recording.digest()[:12]}..., the fit's "
+            f"{model.recording_digest_[:12]}...). Fit it first: chains start from its MAP."
+        )
+
+
+def _grid_backend(model: Any, likelihood: Likelihood) -> StateSpace:
+    """The fit's grid, or for a dense fit one within the likelihood's tolerance at the MAP."""
+    fitted = model.model_
+    chosen = select_likelihood(
+        "statespace",
+        likelihood.nodes.groups,
+        likelihood.specification.n_factors,
+        matern=likelihood.specification.matern,
+        length_scale=starting_length_scale(likelihood.specification),
+        length_scale_slope=False,
+    ).backend
+    assert isinstance(chosen, StateSpace)
+    if fitted.backend == "statespace":
+        return chosen.at_step(fitted.step).with_residual(fitted.residual)
+    parameters = _reduced(likelihood, fitted.parameters)
+    found, _ = resolved(chosen, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance)
+    assert isinstance(found, StateSpace)
+    return found
+
+
+def _reduced(likelihood: Likelihood, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parameters in the coordinates of the rotated data."""
+    out = dict(parameters)
+    for pair in likelihood.nodes.pairs:
+        if pair.reduced is None:
+            continue
+        name = f"{pair.participant}/{pair.modality}"
+        names = [f"loading/{name}", f"offset/{name}"]
+        names += [f"run_offset/{pair.participant}/{run}/{pair.modality}" for run in pair.rows]
+        for key in (key for key in names if key in parameters):
+            out[key] = pair.reduced.to_reduced(np.nan_to_num(parameters[key]))
+    return out
+
+
+def _identity(model: Any, recording: Recording, settings: dict[str, Any], backend: StateSpace) -> dict[str, Any]:
+    """What a run is bound to (DESIGN 5): data, settings, versions, device."""
+    facts = runtime.describe()
+    arguments = dict(fitted_tree(model, model.model_)["/settings"].attrs)
+    return {
+        "data": recording.digest(),
+        "settings": {**settings, "model": arguments, "step": backend.step, "residual": sorted(backend.residual)},
+        "start": {"objective": model.objective_},
+        "versions": {"python": facts["python"], **facts["versions"]},
+        "device": {
+            "processor": facts["processor"],
+            "blas": [[library["library"], library["version"], library["architecture"]] for library in facts["blas"]],
+        },
+    }
+
+
+def _read(store: DrawStore, chains: int, blocks: list[str]) -> ChainDraws:
+    """All chains' draws, stacked."""
+    parts = [store.chain(index).read() for index in range(chains)]
+    arrays = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+    acceptance = arrays.pop("acceptance")
+    scales = [f"scale/{level}" for level in range(acceptance.shape[-1] - len(blocks))]
+    stats = {"acceptance": acceptance, "latent_power": arrays.pop("latent_power")}
+    return ChainDraws(arrays, stats, {"acceptance": [*blocks, *scales]})
