@@ -157,10 +157,10 @@ def main() -> None:
     for candidate in candidates(arguments):
         record = done.get(json.dumps(candidate))
         if record is None:
-            if time.perf_counter() - start > arguments.seconds:
-                return
             found = held_out(candidate, recording)
             tell(record := {"candidate": candidate, **found}, arguments.log)
+            if time.perf_counter() - start > arguments.seconds:
+                return
         tried.append(record)
     best = max(tried, key=lambda record: record["log_density_gain"])["candidate"]
     how = {"final": True, "tolerance": arguments.likelihood_tolerance}
