@@ -8,7 +8,7 @@ are kept, predictions from an :class:`~msrm.gp.ensemble.Ensemble`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -18,9 +18,11 @@ from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
 from msrm.gp.data import Key, PairData
 from msrm.gp.ensemble import Ensemble
-from msrm.gp.estimator import GPMSRM
 from msrm.gp.raw_rows import raw_rows
 from msrm.recording import Recording
+
+if TYPE_CHECKING:
+    from msrm.gp.estimator import GPMSRM
 
 __all__ = ["Draws", "channel_labels"]
 
@@ -48,7 +50,7 @@ class Draws:
     """
 
     tree: xr.DataTree
-    model: GPMSRM
+    model: "GPMSRM"
     rows: dict[Key, Array]
     turns: Array
     ensemble: Ensemble

@@ -18,11 +18,13 @@ from msrm.asking import Targets, Times, chosen_pairs
 from msrm.gp import prediction
 from msrm.gp.backends import Choice
 from msrm.gp.calibration import calibrated, raw_parameters
+from msrm.gp.draws import Draws
 from msrm.gp.fitted import FittedGP, Standardization, training_nodes
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.map import MapResult, StartRecord, maximize
 from msrm.gp.model import GPDensity
 from msrm.gp.rotation import principal
+from msrm.gp.sampling import sample
 from msrm.gp.starts import Start, component_starts, prior_start
 from msrm.gp.translation import translated_start
 from msrm.gp.tree import fitted_from_tree, fitted_tree, starts_from_tree, starts_tree
@@ -244,6 +246,33 @@ class GPMSRM(GPDensity):
         out.__dict__.update({name: value for name, value in self.__dict__.items() if name.endswith("_")})
         out._describe(joined)
         return out
+
+    def sample(
+        self,
+        recording: Recording,
+        *,
+        sampler: str = "gibbs",
+        chains: int = 4,
+        warmup: int = 1000,
+        draws: int = 1000,
+        seed: int = 0,
+        path: str | Path | None = None,
+        resume: bool = False,
+        progress: bool | None = None,
+    ) -> Draws:
+        """Draw from the posterior, starting from the MAP; see :func:`msrm.gp.sampling.sample`."""
+        return sample(
+            self,
+            recording,
+            sampler=sampler,
+            chains=chains,
+            warmup=warmup,
+            draws=draws,
+            seed=seed,
+            path=path,
+            resume=resume,
+            progress=progress,
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
