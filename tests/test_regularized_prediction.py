@@ -179,6 +179,13 @@ class TestPredict:
         with pytest.raises((TypeError, ValueError), match=message):
             fitted.predict(recording, **options)
 
+    def test_a_run_without_sources_is_not_supported(self, recording, fitted):
+        lonely = [s for s in recording.streams() if s.run == "run-1" or (s.participant, s.modality) == ("p1", "rating")]
+        node = fitted.predict(msrm.Recording._trusted(lonely), targets={"p1": ["rating"]})
+        assert node["p1/run-1/rating"]["supported"].any()
+        assert not node["p1/run-2/rating"]["supported"].any()
+        assert np.isnan(node["p1/run-2/rating"]["mean"]).all()
+
     def test_times_are_needed_for_what_was_not_measured(self, recording, fitted):
         part = recording.drop(targets={"p1": ["rating"]})
         with pytest.raises(ValueError, match=r"None of the targets is measured.*times="):
