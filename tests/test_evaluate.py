@@ -351,7 +351,7 @@ def test_blocks_hide_every_sample_once_and_streams_at_different_times():
 
 def test_named_targets_alone_are_hidden_at_common_times():
     recording = make(runs=1, missing=0.0)
-    for fold in make_folds(recording, "blocks", targets={"a": ["face"], "b": ["skin"]}):
+    for fold in make_folds(recording, "blocks", targets=[{"a": ["face"], "b": ["skin"]}]):
         (step,) = fold.steps(recording, None)
         assert set(step.truth.pairs) == {("a", "face"), ("b", "skin")}
         np.testing.assert_array_equal(
@@ -448,15 +448,20 @@ class Tuned(Echo):
         seed=0,
         tol=1e-8,
         progress=None,
+        loading_scaling="feature",
     ):
         self.loading_ridge, self.latent_ridge, self.roughness = loading_ridge, latent_ridge, roughness
         self.latent_step, self.n_factors, self.penalties = latent_step, n_factors, penalties
         self.n_jobs, self.seed, self.tol, self.progress = n_jobs, seed, tol, progress
+        self.loading_scaling = loading_scaling
         self.spread = 1.0
 
     def get_params(self, deep=True):
         settings = ["loading_ridge", "latent_ridge", "roughness", "latent_step", "n_factors"]
-        return {name: getattr(self, name) for name in [*settings, "penalties", "n_jobs", "seed", "tol", "progress"]}
+        return {
+            name: getattr(self, name)
+            for name in [*settings, "penalties", "n_jobs", "seed", "tol", "progress", "loading_scaling"]
+        }
 
     def fit(self, recording):
         assert self.penalties == "given"

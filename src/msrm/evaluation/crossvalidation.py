@@ -5,12 +5,14 @@ so only two combinations of the three strengths matter:
 
     strength = sqrt(loading_ridge latent_ridge)   and   timescale = sqrt(roughness / latent_ridge)  (seconds).
 
-The default search is over these two, coarse first, then around the best until nothing near is better. The score of a
-candidate is the mean over target streams of R^2 pooled over folds.
+The default search is over these two, for every combination of the other candidates: coarse first, then around the best
+until nothing near is better, then finer around the best of all. A candidate's score is the mean over target streams of
+R^2 pooled over folds. Strengths are those of "feature" scaling, which mean the same for a stream of 20 features and of
+20,000; under "pair" scaling the loading ridge is divided by the mean number of features.
 
 A ridge that is right for a fold is too strong for the whole: the objective is a mean over runs, so what the prior on
 loadings weighs against it shrinks as runs are added (latents belong to their run, their penalties stay). The loading
-ridge that the search found is therefore multiplied by the share of the runs that a fold trains on.
+ridge that the search found is therefore multiplied by the share of the data that a fold trains on.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,14 +24,14 @@ import xarray as xr
 
 from msrm.evaluation.answers import FIT
 from msrm.evaluation.holdout import Fold, checked_targets, make_folds
-from msrm.evaluation.question import SOURCES, Pair, Targets
+from msrm.evaluation.question import SOURCES, Pair, Questions
 from msrm.evaluation.report import fold_tally
 from msrm.recording import Recording
-from msrm.runtime.workers import parallel_map
+from msrm.runtime.workers import Workers
 
 STRENGTHS = ("loading_ridge", "latent_ridge", "roughness")
 OPTIONS = ("targets", "source", "hold_out", "folds")
-COARSE_STRENGTHS = (3e-3, 3e-2)
+COARSE_STRENGTHS = (1e-2, 1e-1)
 COARSE_TIMESCALES = (3.0, 30.0)  # latent steps
 # Half, then quarter decades: below that the score of recordings seen so far is flat within its noise.
 FACTORS = (10.0**0.5, 10.0**0.25)
@@ -80,50 +82,35 @@ def select_penalties(
         raise ValueError(f"penalties['source'] must be one of {', '.join(map(repr, SOURCES))}, found {source!r}.")
     hold_out = options.get("hold_out", "runs" if len(recording.runs) > 1 else "blocks")
     folds = make_folds(recording, hold_out, folds=options.get("folds"), targets=targets, seed=params.get("seed", 0))
-    search = _Search(
-        estimator, recording, targets, source, folds, params.get("n_jobs", 1) if n_jobs is None else n_jobs
-    )
+    workers = params["n_jobs"] if n_jobs is None else n_jobs
+    shared = (estimator, recording, targets, source)
     grid = [dict(zip(named, values, strict=True)) for values in product(*named.values())]
-    if any(name in named for name in STRENGTHS):
-        search.score(grid, progress)
-    else:
-        coarse = [(s, t) for s in COARSE_STRENGTHS for t in COARSE_TIMESCALES]
-        search.score([rest | _strengths(params | rest, *point) for rest in grid for point in coarse], progress)
-        for factor in FACTORS:
-            search.walk(factor, progress)
-        best = search.best()
-        return best | {"loading_ridge": best["loading_ridge"] * _share(recording, folds)}, search.results()
-    return search.best(), search.results()
+    with Workers(candidate_errors, n_jobs=workers, shared=shared) as pool:
+        search = _Search(pool, folds, progress)
+        if any(name in named for name in STRENGTHS):
+            search.score(grid)
+            return search.best(), search.results()
+        for rest in grid:
+            search.score([rest | start for start in _starts(recording, params | rest)])
+            search.walk(FACTORS[0], search.best(rest))
+        search.walk(FACTORS[1], search.best())
+    best = search.best()
+    return best | {"loading_ridge": best["loading_ridge"] * _share(recording, folds)}, search.results()
 
 
 class _Search:
     """Candidates tried so far and their errors on every fold."""
 
-    def __init__(
-        self,
-        estimator: Any,
-        recording: Recording,
-        targets: Targets | None,
-        source: str,
-        folds: list[Fold],
-        n_jobs: int,
-    ) -> None:
-        self._shared = (estimator, recording, targets, source)
-        self._folds, self._n_jobs = folds, n_jobs
+    def __init__(self, pool: Workers, folds: list[Fold], progress: bool | None) -> None:
+        self._pool, self._folds, self._progress = pool, folds, progress
         self._tried: list[Settings] = []
         self._errors: list[list[Errors]] = []
 
-    def score(self, candidates: Iterable[Settings], progress: bool | None) -> None:
+    def score(self, candidates: Iterable[Settings]) -> None:
         """Try the candidates that were not tried before."""
         new = [settings for settings in candidates if not any(_same(settings, old) for old in self._tried)]
-        found = parallel_map(
-            candidate_errors,
-            [(settings, fold) for settings in new for fold in self._folds],
-            n_jobs=self._n_jobs,
-            shared=self._shared,
-            desc="penalties",
-            progress=progress,
-        )
+        jobs = [(settings, fold) for settings in new for fold in self._folds]
+        found = self._pool.map(jobs, desc="penalties", progress=self._progress)
         self._tried += new
         n = len(self._folds)
         self._errors += [found[at * n : (at + 1) * n] for at in range(len(new))]
@@ -132,18 +119,20 @@ class _Search:
                 "No stream could be predicted from another: choose other penalties['targets'] or ['source']."
             )
 
-    def walk(self, factor: float, progress: bool | None) -> None:
-        """Move strength and timescale by a factor until all neighbours are worse."""
+    def walk(self, factor: float, best: Settings) -> None:
+        """From a candidate move strength and timescale by a factor until all neighbours are worse."""
+        rest = {name: value for name, value in best.items() if name not in STRENGTHS}
         for _ in range(ROUNDS):
-            best = self.best()
             steps = product((1.0 / factor, 1.0, factor), repeat=2)
-            self.score([best | _scaled(best, strength, timescale) for strength, timescale in steps], progress)
-            if self.best() is best:
+            self.score([best | _scaled(best, strength, timescale) for strength, timescale in steps])
+            before, best = best, self.best(rest)
+            if best is before:
                 return
 
-    def best(self) -> Settings:
-        """The settings with the largest score."""
-        return self._tried[int(np.nanargmax(self._r2()[0]))]
+    def best(self, rest: Settings | None = None) -> Settings:
+        """The settings with the largest score, among those with the given ones."""
+        among = [_same(rest or {}, settings) for settings in self._tried]
+        return self._tried[int(np.nanargmax(np.where(among, self._r2()[0], np.nan)))]
 
     def _r2(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Pair]]:
         """Scores (candidate,), by fold (candidate, fold) and by stream (candidate, stream), and the streams."""
@@ -171,7 +160,7 @@ class _Search:
 
 
 def candidate_errors(
-    estimator: Any, recording: Recording, targets: Targets | None, source: str, settings: Settings, fold: Fold
+    estimator: Any, recording: Recording, targets: Questions | None, source: str, settings: Settings, fold: Fold
 ) -> Errors:
     """Squared error and squared distance from the training mean of each target stream in one fold."""
     params = estimator.get_params(deep=False)
@@ -203,10 +192,15 @@ def _asked(params: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, A
     return {name: list(values) for name, values in named.items()}, {n: v for n, v in penalties.items() if n in OPTIONS}
 
 
-def _strengths(params: Mapping[str, Any], strength: float, timescale: float) -> Settings:
-    """The three strengths at a strength and a timescale in latent steps, loadings and latents penalized alike."""
-    seconds = timescale * params["latent_step"]
-    return {"loading_ridge": strength, "latent_ridge": strength, "roughness": strength * seconds**2}
+def _starts(recording: Recording, params: Mapping[str, Any]) -> list[Settings]:
+    """The coarse grid of strengths and timescales."""
+    features = np.mean([len(recording.features(*pair)) for pair in recording.pairs])
+    share = 1.0 / features if params["loading_scaling"] == "pair" else 1.0
+    return [
+        {"loading_ridge": strength * share, "latent_ridge": strength, "roughness": strength * seconds**2}
+        for strength in COARSE_STRENGTHS
+        for seconds in (steps * params["latent_step"] for steps in COARSE_TIMESCALES)
+    ]
 
 
 def _scaled(settings: Settings, strength: float, timescale: float) -> Settings:
@@ -229,7 +223,7 @@ def _rows(recording: Recording) -> int:
 
 
 def _same(a: Settings, b: Settings) -> bool:
-    """Whether settings are equal, numbers but for rounding."""
+    """Whether b has the settings of a, numbers but for rounding."""
     return all(
         np.isclose(a[name], b[name], rtol=1e-9, atol=0) if isinstance(a[name], float) else a[name] == b[name]
         for name in a

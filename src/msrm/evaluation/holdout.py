@@ -4,13 +4,13 @@ A fold says which recording a model may be trained on and which questions are th
 removed or NaN in everything a predictor sees, so that no bit of a fit depends on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from msrm.evaluation.question import Learned, Pair, Targets
+from msrm.evaluation.question import Learned, Pair, Questions, Targets
 from msrm.recording import Recording
 from msrm.stream import Stream
 
@@ -57,7 +57,7 @@ class Fold(Protocol):
         """What the model is fitted to."""
         ...
 
-    def steps(self, recording: Recording, targets: Targets | None) -> list[Step]:
+    def steps(self, recording: Recording, targets: Questions | None) -> list[Step]:
         """What it is then asked; each pair in turn when no targets are named."""
         ...
 
@@ -77,18 +77,17 @@ class RunFold:
         """All other runs."""
         return recording.drop(runs=self.runs)
 
-    def steps(self, recording: Recording, targets: Targets | None) -> list[Step]:
-        """One step for each target pair that was also trained, or one for all named targets."""
+    def steps(self, recording: Recording, targets: Questions | None) -> list[Step]:
+        """One step for each target pair that was also trained, or for each of the named targets."""
         training = self.training(recording)
         learned = Learned(training)
         held_out = recording.select(runs=self.runs)
         unknown = [pair for pair in held_out.pairs if pair not in training.pairs]
         if unknown:
             held_out = held_out.drop(targets=grouped(unknown))
-        wanted = [grouped([pair]) for pair in held_out.pairs] if targets is None else [targets]
         return [
             Step(learned, None, *removed(held_out, asked), asked)
-            for asked in (restricted(held_out, targets) for targets in wanted)
+            for asked in (restricted(held_out, own) for own in questions(held_out, targets))
             if asked and len(set(pairs_of(asked))) < len(held_out.pairs)
         ]
 
@@ -115,7 +114,7 @@ class BlockFold:
         """The recording with the hidden samples NaN; a stream with nothing else is left out."""
         return _masked(recording, {key: ~rows for key, rows in self.hidden.items()})
 
-    def steps(self, recording: Recording, targets: Targets | None) -> list[Step]:
+    def steps(self, recording: Recording, targets: Questions | None) -> list[Step]:
         """One step: predict what is hidden from all that is not."""
         training = self.training(recording)
         nothing = {(s.participant, s.run, s.modality): np.zeros(s.n_times, bool) for s in recording.streams()}
@@ -138,7 +137,7 @@ class ParticipantFold:
         """All other participants."""
         return recording.drop(participants=[self.participant])
 
-    def steps(self, recording: Recording, targets: Targets | None) -> list[Step]:
+    def steps(self, recording: Recording, targets: Questions | None) -> list[Step]:
         """One step for each of the participant's runs, with all of their streams, or the named ones, as targets."""
         others, own = self.training(recording), recording.select(participants=[self.participant])
         steps = []
@@ -146,7 +145,7 @@ class ParticipantFold:
             calibration, held_out = own.drop(runs=[run]), own.select(runs=[run])
             pairs = [pair for pair in held_out.pairs if pair in calibration.pairs]
             if targets is not None:
-                pairs = [pair for pair in pairs if pair in pairs_of(targets)]
+                pairs = [pair for pair in pairs if any(pair in pairs_of(own) for own in targets)]
             if pairs and run in others.runs:
                 learned = Learned(Recording._trusted([*others.streams(), *calibration.streams()]))
                 sources = others.select(runs=[run])
@@ -156,7 +155,7 @@ class ParticipantFold:
 
 
 def make_folds(
-    recording: Recording, hold_out: str, *, folds: int | None = None, targets: Targets | None = None, seed: int = 0
+    recording: Recording, hold_out: str, *, folds: int | None = None, targets: Questions | None = None, seed: int = 0
 ) -> list[Fold]:
     """The folds of an evaluation.
 
@@ -165,9 +164,9 @@ def make_folds(
     hold_out : {"runs", "blocks", "participants"}
     folds : int, optional
         Their number: by default every run (or participant) is a fold, and blocks make 5.
-    targets : Targets, optional
-        For blocks: the only streams with hidden samples, all at the same times. Without targets every stream has
-        hidden blocks, at different times where there are enough folds.
+    targets : sequence of Targets, optional
+        For blocks: the only streams with hidden samples, those of one entry at the same times. Without targets every
+        stream has hidden blocks, at different times where there are enough folds.
     seed : int
         Shuffles which runs, participants or blocks go together.
 
@@ -197,7 +196,7 @@ def make_folds(
                 "hold_out='participants' calibrates a new participant on other runs than the one it predicts, "
                 f"and the recording has only {recording.runs[0]}; use hold_out='blocks'."
             )
-        wanted = names if targets is None else [name for name in names if name in targets]
+        wanted = [name for name in names if targets is None or any(name in own for own in targets)]
         return [ParticipantFold(name) for name in wanted]
     if folds is None or folds >= len(names):
         return [RunFold((name,)) for name in names]
@@ -205,8 +204,8 @@ def make_folds(
     return [RunFold(tuple(names[at] for at in sorted(group))) for group in groups]
 
 
-def _block_folds(recording: Recording, folds: int, targets: Targets | None, rng: np.random.Generator) -> list[Fold]:
-    pairs = list(recording.pairs) if targets is None else pairs_of(targets)
+def _block_folds(recording: Recording, folds: int, targets: Questions | None, rng: np.random.Generator) -> list[Fold]:
+    turns = {pair: turn for turn, own in enumerate(questions(recording, targets)) for pair in pairs_of(own)}
     hidden: list[dict[Key, np.ndarray]] = [{} for _ in range(folds)]
     for run in recording.runs:
         streams = recording.streams(run=run)
@@ -216,10 +215,9 @@ def _block_folds(recording: Recording, folds: int, targets: Targets | None, rng:
         owner = rng.permutation(np.arange(BLOCKS_PER_FOLD * folds) % folds)
         for stream in streams:
             pair = (stream.participant, stream.modality)
-            if pair not in pairs:
+            if pair not in turns:
                 continue
-            turn = pairs.index(pair) if targets is None else 0
-            fold_of_row = (owner[np.searchsorted(edges, stream.times, side="right")] + turn) % folds
+            fold_of_row = (owner[np.searchsorted(edges, stream.times, side="right")] + turns[pair]) % folds
             observed = stream.summary.row_observed > 0
             for fold in range(folds):
                 rows = fold_of_row == fold
@@ -270,8 +268,15 @@ def grouped(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     return out
 
 
-def checked_targets(recording: Recording, targets: Targets | None) -> Targets | None:
-    """Targets with lists of modalities, refused when the recording does not have them.
+def questions(recording: Recording, targets: Questions | None) -> list[Targets]:
+    """The targets to be removed together, one after the other: those named, or each stream of the recording."""
+    return [grouped([pair]) for pair in recording.pairs] if targets is None else list(targets)
+
+
+def checked_targets(
+    recording: Recording, targets: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+) -> Questions | None:
+    """Targets as a list of {participant: [modality]}, refused when the recording does not have them.
 
     Raises
     ------
@@ -280,11 +285,12 @@ def checked_targets(recording: Recording, targets: Targets | None) -> Targets | 
     """
     if targets is None:
         return None
-    out = {}
-    for participant, modalities in targets.items():
-        out[participant] = [modalities] if isinstance(modalities, str) else list(modalities)
-        for modality in out[participant]:
+    checked = []
+    for asked in (targets,) if isinstance(targets, Mapping) else targets:
+        out = {p: [names] if isinstance(names, str) else list(names) for p, names in asked.items()}
+        for participant, modality in pairs_of(out):
             recording.features(participant, modality)
-    if not pairs_of(out):
-        raise ValueError("targets names no stream; give {participant: [modality, ...]}, or None for each in turn.")
-    return out
+        if not pairs_of(out):
+            raise ValueError("targets names no stream; give {participant: [modality, ...]}, or None for each in turn.")
+        checked.append(out)
+    return checked

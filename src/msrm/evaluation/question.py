@@ -16,6 +16,7 @@ from msrm.stream import Stream
 Array = NDArray[np.float64]
 Pair = tuple[str, str]
 Targets = Mapping[str, Sequence[str]]
+Questions = Sequence[Targets]
 SOURCES = ("within", "across", "both")
 # A gap is more than this many median intervals, as in the cells of the objective (DESIGN 2).
 _GAP = 2.0 * (1.0 + 1e-9)

@@ -12,9 +12,9 @@ import numpy as np
 import xarray as xr
 
 from msrm.evaluation.answers import BASELINES, FIT, Piece, Tally, has_source, step_tally
-from msrm.evaluation.holdout import Fold, Step, checked_targets, grouped, make_folds, pairs_of, removed
+from msrm.evaluation.holdout import Fold, Step, checked_targets, make_folds, pairs_of, questions, removed
 from msrm.evaluation.matching import Matched
-from msrm.evaluation.question import SOURCES, Learned, Targets
+from msrm.evaluation.question import SOURCES, Learned, Questions, Targets
 from msrm.evaluation.scores import LEVELS, Scores, pool
 from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map
@@ -43,7 +43,7 @@ def score(
     recording: Recording,
     *,
     training: Recording | None = None,
-    targets: Mapping[str, Sequence[str]] | None = None,
+    targets: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     source: str = "both",
     baselines: Iterable[str] = tuple(BASELINES),
     n_shifts: int = 1000,
@@ -59,8 +59,9 @@ def score(
     training : Recording, optional
         What the model was fitted to. Needed by the baselines that learn, and by models that keep no training means
         and sds.
-    targets : {participant: [modality, ...]}, optional
-        Streams predicted together; by default each stream in turn, from all others that `source` admits.
+    targets : {participant: [modality, ...]} or a list of them, optional
+        Streams removed and predicted together, one entry of a list after the other; by default each stream in turn,
+        from all others that `source` admits.
     source : {"within", "across", "both"}
         Predict from the target's participant, from the other participants, or from all.
     baselines : iterable of str
@@ -87,13 +88,12 @@ def score(
     ValueError
         For targets, sources or baselines that are not there.
     """
-    targets, chosen = checked_targets(recording, targets), _checked(source, baselines)
-    wanted = [grouped([pair]) for pair in recording.pairs] if targets is None else [targets]
+    asked_for, chosen = checked_targets(recording, targets), _checked(source, baselines)
     tally, learned = Tally(), Learned(training)
-    for asked in wanted:
+    for asked in questions(recording, asked_for):
         if len(recording.pairs) <= len(pairs_of(asked)):
             raise ValueError(f"Nothing is left to predict {_named(asked)} from; name fewer targets.")
-        if targets is not None or has_source(recording, asked, source):
+        if asked_for is not None or has_source(recording, asked, source):
             step = Step(learned, None, *removed(recording, asked), asked)
             tally.add(step_tally(fitted, step, source, chosen))
     _some(tally, source)
@@ -106,7 +106,7 @@ def evaluate(
     *,
     hold_out: str = "runs",
     folds: int | None = None,
-    targets: Mapping[str, Sequence[str]] | None = None,
+    targets: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     source: str | None = None,
     baselines: Iterable[str] = tuple(BASELINES),
     n_shifts: int = 1000,
@@ -146,15 +146,15 @@ def evaluate(
     ValueError
         When the recording is too small for the folds, or a name is unknown.
     """
-    targets = checked_targets(recording, targets)
+    asked = checked_targets(recording, targets)
     if hold_out == "participants" and source not in (None, "across"):
         raise ValueError(
             f"hold_out='participants' predicts from the other participants; source={source!r} cannot be used."
         )
     source = ("across" if hold_out == "participants" else "both") if source is None else source
     chosen = _checked(source, baselines)
-    plan = make_folds(recording, hold_out, folds=folds, targets=targets, seed=seed)
-    shared = (estimator, recording, targets, source, chosen)
+    plan = make_folds(recording, hold_out, folds=folds, targets=asked, seed=seed)
+    shared = (estimator, recording, asked, source, chosen)
     tallies = parallel_map(
         fold_tally, [(fold,) for fold in plan], n_jobs=n_jobs, shared=shared, desc="folds", progress=progress
     )
@@ -168,7 +168,7 @@ def evaluate(
 def fold_tally(
     estimator: Any,
     recording: Recording,
-    targets: Targets | None,
+    targets: Questions | None,
     source: str,
     baselines: Sequence[str],
     fold: Fold,

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from msrm.runtime.bar import progress as progress_bar
 from msrm.runtime.blas import blas_threads
 from msrm.runtime.cores import available_cores
 
-__all__ = ["parallel_map", "worker_count"]
+__all__ = ["Workers", "parallel_map", "worker_count"]
 
 
 def worker_count(n_jobs: int, jobs: int) -> int:
@@ -32,6 +32,53 @@ def worker_count(n_jobs: int, jobs: int) -> int:
     return max(1, min(available_cores() if n_jobs == -1 else n_jobs, jobs))
 
 
+class Workers:
+    """Runs ``function(*shared, *job)`` for lists of jobs, in worker processes when there may be more than one.
+
+    Parameters
+    ----------
+    function : callable
+        Importable by name (of a module, not of the running script).
+    n_jobs : int
+        Processes; -1 for every core that this process may use.
+    shared : tuple
+        Leading arguments of every job, sent to each process once.
+
+    Notes
+    -----
+    A context manager: processes start with the first list that needs them and end with the block. Results are equal to
+    the last bit for any number of processes: every job runs with one BLAS thread.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, n_jobs: int = 1, shared: tuple[Any, ...] = ()) -> None:
+        self._function, self._shared, self._n_jobs = function, shared, n_jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def map(self, jobs: Sequence[tuple[Any, ...]], *, desc: str = "", progress: bool | None = None) -> list[Any]:
+        """Results in the order of `jobs`; `desc` and `progress` as in :func:`msrm.runtime.progress`."""
+        if worker_count(self._n_jobs, len(jobs)) == 1:
+            with blas_threads(1):
+                return [self._function(*self._shared, *job) for job in progress_bar(jobs, desc=desc, enabled=progress)]
+        if self._pool is None:
+            most = worker_count(self._n_jobs, available_cores() if self._n_jobs == -1 else self._n_jobs)
+            self._pool = ProcessPoolExecutor(most, _CONTEXT, _start, (self._function, self._shared))
+        results = []
+        # Processes are started while jobs are handed in.
+        with _main_hidden(), progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
+            for result in self._pool.map(_work, jobs):
+                results.append(result)
+                bar.update()
+        return results
+
+
 def parallel_map(
     function: Callable[..., Any],
     jobs: Sequence[tuple[Any, ...]],
@@ -41,37 +88,9 @@ def parallel_map(
     desc: str = "",
     progress: bool | None = None,
 ) -> list[Any]:
-    """``[function(*shared, *job) for job in jobs]``, in worker processes when `n_jobs` allows more than one.
-
-    Parameters
-    ----------
-    function : callable
-        Importable by name (of a module, not of the running script).
-    jobs : sequence of tuples
-        Arguments of each job.
-    n_jobs : int
-        Processes; -1 for every core that this process may use.
-    shared : tuple
-        Leading arguments of every job, sent to each process once.
-    desc, progress
-        As in :func:`msrm.runtime.progress`.
-
-    Returns
-    -------
-    list
-        In the order of `jobs`, equal to the last bit for any `n_jobs`: every job runs with one BLAS thread.
-    """
-    workers = worker_count(n_jobs, len(jobs))
-    if workers == 1:
-        with blas_threads(1):
-            return [function(*shared, *job) for job in progress_bar(jobs, desc=desc, enabled=progress)]
-    with _main_hidden(), ProcessPoolExecutor(workers, _CONTEXT, _start, (function, shared)) as pool:
-        results = []
-        with progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
-            for result in pool.map(_work, jobs):
-                results.append(result)
-                bar.update()
-        return results
+    """``[function(*shared, *job) for job in jobs]`` by :class:`Workers` that end with it."""
+    with Workers(function, n_jobs=worker_count(n_jobs, len(jobs)), shared=shared) as workers:
+        return workers.map(jobs, desc=desc, progress=progress)
 
 
 # A forked child of a process with BLAS or JAX threads can deadlock; a spawned one starts clean.
