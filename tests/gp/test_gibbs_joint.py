@@ -176,13 +176,19 @@ class Sharp:
         return State(rows, noise, {"brain": {}, "rating": {"width": 0.4}}, 2.0, {"brain": np.nan, "rating": np.nan})
 
     @staticmethod
-    def functions(width: np.ndarray, w1: np.ndarray, w2: np.ndarray) -> np.ndarray:
-        """Moments and cross-moments that a flip of sign does not touch."""
-        u, a, b = np.log(width), np.log(np.abs(w1)), np.log(np.abs(w2))
-        return np.array([u, a, b, u * b, u * a, a * b, u * u, b * b])
+    def logarithms(width: np.ndarray, w1: np.ndarray, w2: np.ndarray) -> np.ndarray:
+        """What a flip of sign does not touch: log width and both log absolute loadings."""
+        return np.array([np.log(width), np.log(np.abs(w1)), np.log(np.abs(w2))])
 
-    def exact(self) -> np.ndarray:
-        """Expectations on a grid, the marginal density by dense normals."""
+    @staticmethod
+    def deviations(logs: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Moments (draw, function) that are zero if logs (draw, 3) have the exact mean and covariance."""
+        apart = logs - mean
+        products = apart[:, :, None] * apart[:, None, :] - covariance
+        return np.hstack([apart, products[:, *np.triu_indices(3)]])
+
+    def exact(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the logarithms on a grid, the marginal density by dense normals."""
         sweeper = Sweeper(self.specification, self.layout, self.backend)
         widths, w1, w2 = np.exp(np.linspace(-1.85, -0.02, 41)), np.linspace(0.2, 2.6, 49), np.linspace(0.15, 2.4, 49)
         y = np.concatenate([self.data["brain"], self.data["rating"]])
@@ -203,7 +209,10 @@ class Sharp:
         weight = np.exp(log_density - log_density.max())
         weight /= weight.sum()
         mesh = np.meshgrid(widths, w1, w2, indexing="ij")
-        return np.einsum("fabc,abc->f", self.functions(*mesh), weight)
+        logs = self.logarithms(*mesh)
+        mean = np.einsum("fabc,abc->f", logs, weight)
+        apart = logs - mean[:, None, None, None]
+        return mean, np.einsum("fabc,gabc,abc->fg", apart, apart, weight, optimize=True)
 
     def scores(self, kind: type[Sweeper], sweeps: int) -> np.ndarray:
         """z scores of a chain's moments against the exact ones."""
@@ -215,10 +224,10 @@ class Sharp:
                 sweeper.end_window()
             rows = finished.state.rows
             width, w1, w2 = finished.state.responses["rating"]["width"], rows["p1", "brain"], rows["p1", "rating"]
-            draws.append(self.functions(np.array(width), w1[0, 0], w2[0, 0]))
+            draws.append(self.logarithms(np.array(width), w1[0, 0], w2[0, 0]))
             current = sweeper.marginal.current(finished.state, finished.design)
-        kept = np.array(draws[200:])
-        return (kept.mean(axis=0) - self.exact()) / block_statistics(kept.T[:, None, :])["mcse_mean"]
+        kept = self.deviations(np.array(draws[200:]), *self.exact())
+        return kept.mean(axis=0) / block_statistics(kept.T[:, None, :])["mcse_mean"]
 
 
 class WrongOrder(Sweeper):
