@@ -1,0 +1,226 @@
+"""The state-space likelihood in JAX: all runs as one chain of blocks of grid points, compiled whole (DESIGN 3.3, 4, 7).
+
+The grids, weights and residual variances of `msrm.gp.statespace`, assembled into the block tridiagonal system of
+`msrm.gp.blocks` in fixed shapes: new parameters never compile anything again. Blocks are factor-major, runs follow each
+other without a coupling. Every node adds ``(a a') (x) D`` to the two blocks of its window, all nodes of a window in
+three matrix products. Supports may grow by the ``room`` given at the start; beyond it the log evidence is NaN and
+`BlockSystem.fits` is False.
+
+On a CPU the NumPy band is faster and compiles nothing. This backend is for accelerators, for samplers that stay
+compiled and for users' own gradients.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from msrm.gp.blocks import Solver, log_evidence, pad
+from msrm.gp.chain import chain_of, runs_of
+from msrm.gp.jax_cholesky import log_determinant_and_solve
+from msrm.gp.jax_matern import prior_blocks
+from msrm.gp.jax_rows import Data, Rows, WindowRows, window_rows
+from msrm.gp.statespace import StateSpace
+
+__all__ = ["BlockSystem", "NodeStatistics", "StateSpaceChain"]
+
+
+class NodeStatistics(NamedTuple):
+    """What the data say of one modality's nodes, those of all runs in turn (traced).
+
+    Attributes
+    ----------
+    precision : (node, K, K) or (1, K, K)
+        D of each node, or one for all.
+    information : (node, K)
+        h.
+    coefficients : (node, 2) or None
+        Of nodes that are differences.
+    """
+
+    precision: Array
+    information: Array
+    coefficients: Array | None = None
+
+
+class BlockSystem(NamedTuple):
+    """Posterior precision and information of the states, block by block (traced).
+
+    Attributes
+    ----------
+    diagonal : (block, b, b)
+    lower : (block - 1, b, b)
+    right : (block, b)
+    constant : ()
+        Added to `msrm.gp.blocks.log_evidence` it makes the log evidence.
+    rows : {modality: (block, slot, 2 b / K)}
+        a of the node in each slot over both blocks of the window.
+    residual : {modality: (block, slot)}
+        rho of the node in each slot, where it is used.
+    nodes : {modality: (block, slot)}
+        Which node a slot holds, among those of all runs; their number where it is empty.
+    fits : () bool
+        Whether every node lies in its window.
+    """
+
+    diagonal: Array
+    lower: Array
+    right: Array
+    constant: Array
+    rows: dict[str, Array]
+    residual: dict[str, Array]
+    nodes: dict[str, Array]
+    fits: Array
+
+
+class StateSpaceChain:
+    """The state-space backend of all runs, for tracing.
+
+    Parameters
+    ----------
+    backend : StateSpace
+        Grids, spacing, Matern order and use of residual variances.
+    solver : Solver
+        `msrm.gp.cyclic.Parallel` or `msrm.gp.blocks.Sequential`.
+    length_scale : float or None
+        Seconds where it is fixed, None where it is a parameter.
+    values : {modality: {name: float}}, optional
+        Where a search or chain starts; the responses' starts by default.
+    room : float
+        How much longer than there supports may become; blocks are larger by as much.
+
+    Attributes
+    ----------
+    chain : Chain
+    data : {modality: {name: array}}
+        Arrays of the recording's size, passed to `system` so that compiled code does not hold them.
+    counts : {modality: int}
+        Nodes of all runs.
+    """
+
+    def __init__(
+        self,
+        backend: StateSpace,
+        solver: Solver,
+        *,
+        length_scale: float | None,
+        values: Mapping[str, Mapping[str, float]] | None = None,
+        room: float = 1.25,
+    ) -> None:
+        self.solver, self.matern, self.n_factors, self.length_scale = (
+            solver, backend.matern, backend.n_factors, length_scale
+        )  # fmt: skip
+        self.chain = chain_of(backend, values, room)
+        modalities = list(dict.fromkeys(name for groups in backend.groups.values() for name in groups))
+        self.rows: dict[str, Rows] = {}
+        self.data: dict[str, Data] = {}
+        for modality in modalities:
+            self.rows[modality], self.data[modality] = window_rows(backend, self.chain, modality, length_scale)
+        self.counts = {m: sum(group.n_nodes for _, _, group in runs_of(backend, m)) for m in modalities}
+
+    @property
+    def order(self) -> int:
+        """Order of a block."""
+        return self.n_factors * self.matern.dimension * self.chain.points
+
+    def log_evidence(
+        self,
+        data: Mapping[str, Data],
+        values: Mapping[str, Mapping[str, Any]],
+        length_scale: Any,
+        statistics: Mapping[str, NodeStatistics],
+    ) -> Array:
+        """Log evidence of all runs, differentiable in everything but ``data``; NaN where it cannot be had.
+
+        Parameters
+        ----------
+        data : {modality: {name: array}}
+            The attribute `data`.
+        values : {modality: {name: ()}}
+            Free response parameters.
+        length_scale : () or None
+            Seconds, where it is a parameter.
+        statistics : {modality: NodeStatistics}
+        """
+        system = self.system(data, values, length_scale, statistics)
+        value = log_evidence(self.solver, system.diagonal, system.lower, system.right) + system.constant
+        return jnp.where(system.fits, value, jnp.nan)
+
+    def system(
+        self,
+        data: Mapping[str, Data],
+        values: Mapping[str, Mapping[str, Any]],
+        length_scale: Any,
+        statistics: Mapping[str, NodeStatistics],
+    ) -> BlockSystem:
+        """The states' posterior precision and information; arguments as in `log_evidence`."""
+        length_scale = self.length_scale if length_scale is None else length_scale
+        x = jnp.asarray(self.matern.rate(length_scale) * self.chain.step)
+        half, size = self.matern.dimension * self.chain.points, self.n_factors
+        diagonal, lower, constant = self._prior(x)
+        precisions, informations, weights = [], [], []
+        rows, residual, nodes, fits = {}, {}, {}, jnp.asarray(True)
+        for modality, of in self.rows.items():
+            made = of(data[modality], values.get(modality, {}), x)
+            one, precision, information, extra = _seen(made, statistics[modality])
+            rows[modality], nodes[modality], fits = one, made.nodes, fits & made.fits
+            if made.residual is not None:
+                residual[modality] = made.residual
+            weights.append(one)
+            precisions.append(precision)
+            informations.append(information)
+            constant = constant + extra
+        a, d = jnp.concatenate(weights, 1), jnp.concatenate(precisions, 1)
+        early, late = a[..., :half], a[..., half:]
+
+        def added(left: Array, right: Array) -> Array:
+            weighted = d[: len(left), ..., None] * left[:, :, None, None, :]
+            return jnp.einsum("sjklx,sjy->skxly", weighted, right).reshape(-1, size * half, size * half)
+
+        diagonal = diagonal + added(early, early) + pad(added(late[:-1], late[:-1]), 1, 0)
+        lower = lower + added(late[:-1], early[:-1])
+        h = jnp.einsum("sjk,sjx->skx", jnp.concatenate(informations, 1), a)
+        right = h[..., :half] + pad(h[:-1, :, half:], 1, 0)
+        return BlockSystem(diagonal, lower, right.reshape(-1, size * half), constant, rows, residual, nodes, fits)
+
+    def _prior(self, x: Array) -> tuple[Array, Array, Array]:
+        """Prior precision of the states in blocks, and half its log determinant."""
+        prior = prior_blocks(self.matern, x, self.chain.points)
+        first, last = (mark[:, None, None] for mark in self.chain.ends)
+        within = prior.within + first * prior.first + last * prior.last
+        below = jnp.where(last[:-1], 0.0, prior.below)
+
+        def all_factors(blocks: Array) -> Array:
+            each = jnp.eye(self.n_factors)[:, None, :, None] * blocks[:, None, :, None, :]
+            return each.reshape(-1, self.order, self.order)
+
+        runs = len(self.chain.blocks)
+        steps = self.chain.count * self.chain.points - runs
+        constant = 0.5 * self.n_factors * (steps * prior.log_step + runs * prior.log_start)
+        return all_factors(within), all_factors(below), constant
+
+
+def _seen(made: WindowRows, statistics: NodeStatistics) -> tuple[Array, Array, Array, Array]:
+    """Rows, D and h of the nodes in their slots, shrunk by residual variances, and what these add to the evidence."""
+
+    def taken(values: Array) -> Array:
+        return jnp.take(values, made.nodes, axis=0, mode="fill", fill_value=0.0)
+
+    information = taken(statistics.information)
+    count, size = statistics.information.shape
+    if statistics.precision.shape[0] == count:
+        precision = taken(statistics.precision)
+    else:
+        precision = jnp.where((made.nodes < count)[..., None, None], statistics.precision[0], 0.0)
+    rows = made.terms[:, :, 0]
+    if statistics.coefficients is not None:
+        rows = (taken(statistics.coefficients)[..., None] * made.terms).sum(2)
+    if made.residual is None:
+        return rows, precision, information, jnp.zeros(())
+    rho = made.residual[..., None, None]
+    sides = jnp.concatenate([precision, information[..., None]], -1)
+    logs, shrunk = log_determinant_and_solve(jnp.eye(size) + rho * precision, sides)
+    extra = 0.5 * (rho[..., 0] * information * shrunk[..., size]).sum() - 0.5 * logs.sum()
+    shrunk_precision = (shrunk[..., :size] + jnp.swapaxes(shrunk[..., :size], -1, -2)) / 2
+    return rows, shrunk_precision, shrunk[..., size], extra
