@@ -93,7 +93,8 @@ class TemporalRows:
         """
         if weights is None or weights.ndim == 1:
             return self._packed.gram(weights)
-        return np.stack([self._packed.gram(one).T for one in weights.T]).T
+        bands = [self._packed.gram(one).T for one in weights.T]
+        return np.array(bands).reshape(len(bands), self.length, self.width).T
 
     def windows(self, band: np.ndarray) -> np.ndarray:
         """Each row's symmetric window of a band matrix times the row, (row, width) or (row, width, set).
@@ -253,6 +254,13 @@ def kron_sum(terms: Iterable[tuple[np.ndarray, np.ndarray]], size: int, length: 
     return out.reshape(length * size, width * size).T
 
 
+def add_blocks(band: np.ndarray, first: np.ndarray, blocks: np.ndarray) -> None:
+    """Add symmetric diagonal blocks (block, order, order) that start at distinct columns ``first`` to a lower band."""
+    target, order = band.T, blocks.shape[1]
+    for column in range(order):
+        target[first + column, : order - column] += blocks[:, column:, column]
+
+
 class FactorPairs:
     """A symmetric band with the factor within time, as one temporal band for each pair of factors.
 
@@ -269,7 +277,7 @@ class FactorPairs:
     def __init__(self, band: np.ndarray, size: int) -> None:
         width, length = band.shape[0] // size, band.shape[1] // size
         entries = band.T.reshape(length, size, width * size)
-        self.size = size
+        self.size, self.band = size, band
         self.pairs = [(i, j) for i in range(size) for j in range(i + 1)]
         self.bands = np.empty((len(self.pairs), length, width))
         for out, (i, j) in zip(self.bands, self.pairs, strict=True):
@@ -277,6 +285,12 @@ class FactorPairs:
             if j < i:
                 out[:, 1:] += entries[:, i, size + j - i :: size][:, : width - 1]
                 out[:, 0] *= 2.0
+
+    def blocks(self, first: np.ndarray, order: int) -> np.ndarray:
+        """Diagonal blocks ``A[f : f + order, f : f + order]`` for each first column (block,), (block, order, order)."""
+        lower = self.band.T[:, :order][first[:, None] + np.arange(order)]
+        row, column = np.indices((order, order))
+        return lower[:, np.minimum(row, column), np.abs(row - column)]
 
     def trace(self, matrix: np.ndarray, width: int) -> np.ndarray:
         """``T[o, l] = sum_ik matrix[i, k] A[(l + o, i), (l, k)]`` (width, length), for a symmetric matrix (K, K)."""

@@ -16,6 +16,7 @@ from numpy.polynomial.legendre import leggauss
 
 from msrm.banded import TemporalRows
 from msrm.responses import Response, quadrature
+from msrm.responses.integrate import CellQuadrature
 
 _LONG = 3.0  # scaled time from which P - A P A' has no cancellation
 _POINTS, _WEIGHTS = leggauss(20)  # integrate polynomials of degree 4 times exp(-2 u) to rounding up to there
@@ -279,6 +280,22 @@ def _cell_covariance(
 
 
 @dataclass(frozen=True, eq=False)
+class SharedCells:
+    """Cells that hold equally many Identity nodes.
+
+    Attributes
+    ----------
+    nodes : (cell, count) int
+    covariance, slope : (cell, count, count)
+        Conditional covariance of a cell's nodes given the states, and its derivative in the length scale, per second.
+    """
+
+    nodes: np.ndarray
+    covariance: np.ndarray
+    slope: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Functionals:
     """Functionals ``g_j = a_j . states + e_j`` of one response at many times.
 
@@ -291,12 +308,16 @@ class Functionals:
     row_slopes : {name: TemporalRows}
         Derivatives of a in the response parameters, and in ``"length_scale"`` when asked for.
     residual_slopes : {name: (node,)}
+    shared : tuple of SharedCells
+        All nodes by their cell, where they are Identity's and some cell holds several: their e is one cell's, so its
+        covariance is known. Empty otherwise.
     """
 
     rows: TemporalRows
     residual: np.ndarray
     row_slopes: dict[str, TemporalRows]
     residual_slopes: dict[str, np.ndarray]
+    shared: tuple[SharedCells, ...] = ()
 
 
 def functionals(
@@ -359,7 +380,21 @@ def functionals(
         np.where(positive, residual, 0.0)[phase],
         row_slopes,
         {name: np.where(positive, of, 0.0)[phase] for name, of in slopes.items()},
+        _shared_cells(cells, matern, rate, length_scale) if response.is_identity else (),
     )
+
+
+def _shared_cells(cells: CellQuadrature, matern: Matern, rate: float, length_scale: float) -> tuple[SharedCells, ...]:
+    order = np.argsort(cells.first, kind="stable")
+    _, starts, counts = np.unique(cells.first[order], return_index=True, return_counts=True)
+    if counts.max(initial=0) <= 1:
+        return ()
+    out = []
+    for count in np.unique(counts):
+        nodes = order[starts[counts == count][:, None] + np.arange(count)]
+        basis = cell_basis(matern, rate * cells.step, cells.fractions[cells.phase[nodes], 0, 0])
+        out.append(SharedCells(nodes, basis.covariance, -rate * cells.step / length_scale * basis.covariance_slope))
+    return tuple(out)
 
 
 def difference_rows(rows: TemporalRows, pairs: np.ndarray, coefficients: np.ndarray) -> TemporalRows:

@@ -15,16 +15,20 @@ from msrm.responses import Free, Gaussian, Identity
 LENGTH_SCALE = 3.0
 VALUES = {"rating": {"lag": 0.23}, "physiology": {"width": 0.61, "lag": 0.5}}
 SMOOTHNESS = {1: 0.5, 2: 1.5, 3: 2.5}
+SCANNERS = (0.0, 0.37, 0.81, 1.13)  # s, of four participants' clocks
 EVERY = frozenset({"brain", "rating", "physiology"})
 
 
 def problem(
-    size: int, distinct: int, *, pairs: bool = False, shift: float = 0.0
+    size: int, distinct: int, *, pairs: bool = False, shifts: tuple[float, ...] = (0.0,)
 ) -> tuple[dict[str, NodeGroup], dict[str, GroupStatistics]]:
-    """Nodes of three clocks, one irregular, with ``distinct`` values of D each; optionally differenced."""
+    """Nodes of three clocks, one irregular, with ``distinct`` values of D each; optionally differenced.
+
+    ``shifts`` are those of several scanners' clocks behind the Identity stream.
+    """
     rng = np.random.default_rng(size + 10 * distinct)
     groups = {
-        "brain": NodeGroup("brain", np.arange(0.0, 20.0, 1.8), Identity()),
+        "brain": NodeGroup("brain", np.sort(np.add.outer(np.arange(0.0, 19.0, 1.8), shifts).ravel()), Identity()),
         "rating": NodeGroup(
             "rating", np.sort(rng.uniform(3.0, 17.0, 13)), Gaussian(width=0.6, lag=Free(0.1, bounds=(-1.0, 1.0)))
         ),
@@ -34,8 +38,6 @@ def problem(
             Gaussian(width=Free(0.7, bounds=(0.3, 1.0)), lag=Free(0.4, bounds=(-1.0, 1.0))),
         ),
     }
-    if shift:
-        groups["brain"] = replace(groups["brain"], times=np.sort(np.append(groups["brain"].times, 4.0 + shift)))
     statistics = {}
     for name, group in list(groups.items()):
         count, coefficients = len(group.times), None
@@ -113,8 +115,9 @@ def test_log_evidence_converges_to_the_dense_one(size, distinct, pairs, matern, 
 
 @pytest.mark.parametrize(("size", "distinct", "pairs"), CASES)
 @pytest.mark.parametrize("residual", [frozenset(), EVERY])
-def test_every_derivative_of_the_log_evidence(size, distinct, pairs, residual):
-    groups, statistics = problem(size, distinct, pairs=pairs, shift=0.37)
+@pytest.mark.parametrize("shifts", [(0.3,), SCANNERS])
+def test_every_derivative_of_the_log_evidence(size, distinct, pairs, residual, shifts):
+    groups, statistics = problem(size, distinct, pairs=pairs, shifts=shifts)
     backend = StateSpace({"run": groups}, size, 0.7, Matern32(), residual)
     evidence = backend.evidence("run", VALUES, LENGTH_SCALE, statistics)
 
@@ -218,7 +221,7 @@ def test_grids_follow_a_regular_identity_clock_and_nest():
     coarse, fine = backend.grids["run"].times, backend.at_step(0.45).grids["run"].times
     inside = coarse[(coarse >= fine[0]) & (coarse <= fine[-1])]
     assert np.all(np.min(np.abs(inside[:, None] - fine), axis=1) < 1e-9)
-    shifted, _ = problem(1, 1, shift=0.37)
+    shifted, _ = problem(1, 1, shifts=SCANNERS)
     irregular = StateSpace.on({"run": shifted}, 1, 1.0)
     assert identity_period(irregular.groups) is None
     assert irregular.step == 1.0
@@ -246,6 +249,38 @@ def test_refinement_stops_at_the_coarsest_spacing_within_the_tolerance():
     assert steps == sorted(steps, reverse=True)
     assert steps[0] == pytest.approx(0.9)
     assert steps[-1] < 0.3
+
+
+@pytest.mark.parametrize(("size", "distinct"), [(1, 1), (2, 5)])
+@pytest.mark.parametrize("matern", [Matern12(), Matern32(), Matern52()])
+def test_identity_alone_is_exact_on_any_clock(size, distinct, matern):
+    groups, statistics = problem(size, distinct, shifts=SCANNERS)
+    groups, statistics = {"brain": groups["brain"]}, {"brain": statistics["brain"]}
+    exact = dense_log_evidence(groups, statistics, SMOOTHNESS[matern.dimension], LENGTH_SCALE)
+    for step in (0.5, 2.1):  # one to a cell or none, and up to five
+        backend = StateSpace({"run": groups}, size, step, matern, EVERY)
+        found = backend.evidence("run", {}, LENGTH_SCALE, statistics, False).log_evidence
+        assert found == pytest.approx(exact, abs=1e-8)
+
+
+def test_draws_of_nodes_have_their_posterior_moments():
+    groups, statistics = problem(2, 2, shifts=SCANNERS)
+    for residual in (frozenset(), EVERY):
+        backend = StateSpace({"run": groups}, 2, 0.9, Matern32(), residual)
+        evidence = backend.evidence("run", VALUES, LENGTH_SCALE, statistics)
+        posterior = backend.posterior("run", VALUES, LENGTH_SCALE, statistics)
+        rng = np.random.default_rng(0)
+        states = posterior.draw(rng, 4_000)
+        for modality, terms in posterior.nodes.items():
+            draws = np.array([terms.draw(rng, one) for one in states])
+            spread = draws.std(axis=0)
+            # Five standard errors of a mean over 4,000 independent draws, and of a sum of squares.
+            np.testing.assert_array_less(
+                np.abs(draws.mean(axis=0) - evidence.mean[modality]), 5.0 * spread / np.sqrt(4_000) + 1e-12
+            )
+            squares = np.einsum("djk,djk->d", draws, draws)
+            total = np.trace(evidence.second_moment[modality], axis1=1, axis2=2).sum()
+            assert abs(squares.mean() - total) < 5.0 * squares.std() / np.sqrt(4_000)
 
 
 @pytest.mark.parametrize("residual", [frozenset(), EVERY])

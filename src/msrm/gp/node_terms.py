@@ -1,8 +1,9 @@
 """A node group's part of a run's posterior precision and what the posterior says of its nodes (DESIGN 3.3).
 
 ``D_j = sum_c weights[j, c] matrices[c]``: one matrix per distinct D, or the entries of D where those are fewer or a
-residual variance makes every node its own. Three classes, one interface: few distinct D, many, and nodes with residual
-variances rho, ``g = a . states + e`` with ``e ~ N(0, rho)`` and D shrunk to ``D (1 + rho D)^-1``.
+residual variance makes every node its own. Four classes, one interface: few distinct D; many; nodes with residual
+variances rho, ``g = a . states + e`` with ``e ~ N(0, rho)`` and D shrunk to ``D (1 + rho D)^-1``; and Identity nodes
+that share cells, whose residuals are correlated there.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from msrm.banded import FactorPairs, TemporalRows
+from msrm.banded import FactorPairs, TemporalRows, add_blocks
 from msrm.latent_grid import Functionals, difference_rows, pair_windows
 from msrm.nodes import GroupStatistics, NodeGroup
 
@@ -30,14 +31,14 @@ class NodeMoments:
     pulled : (node, width)
         ``sum_c weights[j, c] Cov(states) M_c a_j`` in the row's window: what couples a change of a to the evidence.
         Left zero where no derivative of the rows is asked for.
-    residual_slope : (node,) or None
-        Derivative of the log evidence in rho.
+    residual_slopes : {name: float}
+        Derivatives of the log evidence through the residuals' covariance.
     """
 
     mean: np.ndarray
     second: np.ndarray
     pulled: np.ndarray
-    residual_slope: np.ndarray | None = None
+    residual_slopes: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,13 @@ class NodeTerms:
     information: np.ndarray
     constant: float = 0.0
     pairs: np.ndarray | None = None
+
+    def add_to(self, band: np.ndarray) -> None:
+        """Add what ``gram`` and ``matrices`` do not hold of the posterior precision; nothing here."""
+
+    def draw(self, rng: np.random.Generator, states: np.ndarray) -> np.ndarray:
+        """The nodes' functionals (node, K) given the states (column, K), residuals drawn."""
+        return self.rows.apply(states)
 
     @property
     def movable(self) -> bool:
@@ -161,13 +169,140 @@ class ResidualTerms(EntryTerms):
         slope = 0.5 * (np.sum(residual_mean**2, axis=1) + np.trace(spread, axis1=1, axis2=2))
         mean = state_means + rho * residual_mean
         each = shrink @ covariance @ np.swapaxes(shrink, 1, 2) + rho[:, :, None] * shrink
-        return NodeMoments(mean, self._summed(each + mean[:, :, None] * mean[:, None, :]), pulled, slope)
+        slopes = {name: float(slope @ of) for name, of in self.made.residual_slopes.items()}
+        return NodeMoments(mean, self._summed(each + mean[:, :, None] * mean[:, None, :]), pulled, slopes)
+
+    def draw(self, rng: np.random.Generator, states: np.ndarray) -> np.ndarray:
+        means, rho = self.rows.apply(states), self.made.residual[:, None]
+        full = self.statistics.precision[self.statistics.index]
+        score = self.statistics.information - np.einsum("jik,jk->ji", full, means)
+        standard = np.sqrt(rho) * rng.standard_normal(means.shape)
+        root = np.linalg.cholesky(self.shrink)
+        return means + rho * np.einsum("jik,jk->ji", self.shrink, score) + np.einsum("jik,jk->ji", root, standard)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """Cells of equally many nodes: likelihood and residuals of a cell's nodes, stacked (node, factor).
+
+    Attributes
+    ----------
+    nodes : (cell, count)
+    first : (cell,) int
+        First column among the posterior's.
+    rows : (cell, count, width)
+    shrink, precision, residual : (cell, count * K, count * K)
+        ``S = (1 + C D)^-1``, ``D S`` and C, the residuals' covariance for all factors.
+    covariance, slope : (cell, count, count)
+    """
+
+    nodes: np.ndarray
+    first: np.ndarray
+    rows: np.ndarray
+    shrink: np.ndarray
+    precision: np.ndarray
+    residual: np.ndarray
+    slope: np.ndarray
+
+    def stacked(self, each: np.ndarray) -> np.ndarray:
+        """Values (node, K) of the cells' nodes, (cell, count * K, 1)."""
+        return each[self.nodes].reshape(len(self.nodes), -1, 1)
+
+    def weights(self, size: int) -> np.ndarray:
+        """Rows for every factor, (cell, count * K, width * K)."""
+        count, width = self.rows.shape[1:]
+        out = np.zeros((len(self.rows), count, size, width, size))
+        for k in range(size):
+            out[:, :, k, :, k] = self.rows
+        return out.reshape(len(self.rows), count * size, width * size)
+
+
+@dataclass(frozen=True, eq=False)
+class JointTerms(NodeTerms):
+    """Identity nodes, several to a cell: their residuals are correlated within cells, known exactly and no further.
+
+    ``weights`` and ``matrices`` are empty: a cell's precision is no product of a temporal and a factor matrix.
+    """
+
+    cells: tuple[_Cells, ...] = field(kw_only=True)
+
+    def add_to(self, band: np.ndarray) -> None:
+        for one in self.cells:
+            weights = one.weights(self.statistics.information.shape[1])
+            add_blocks(band, one.first, np.swapaxes(weights, 1, 2) @ one.precision @ weights)
+
+    def _score(self, one: _Cells, state_means: np.ndarray) -> np.ndarray:
+        """E of the derivative of the log likelihood in the cell's residuals, (cell, count * K, 1)."""
+        return one.stacked(self.information) - one.precision @ one.stacked(state_means)
+
+    def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
+        size = state_means.shape[1]
+        mean, each = np.empty(state_means.shape), np.empty((len(state_means), size, size))
+        pulled, slope = np.zeros(self.rows.weights.shape), 0.0
+        for one in self.cells:
+            weights, count = one.weights(size), one.nodes.shape[1]
+            score = self._score(one, state_means)
+            across = weights @ inverse.blocks(one.first, weights.shape[2])
+            covariance = across @ np.swapaxes(weights, 1, 2)
+            mean[one.nodes] = state_means[one.nodes] + (one.residual @ score).reshape(-1, count, size)
+            full = one.shrink @ (covariance @ np.swapaxes(one.shrink, 1, 2) + one.residual)
+            each[one.nodes] = np.einsum("cnanb->cnab", full.reshape(-1, count, size, count, size))
+            through = (one.precision @ across).reshape(-1, count, size, self.rows.width, size)
+            pulled[one.nodes] = np.einsum("cnawa->cnw", through)
+            on_residual = score @ np.swapaxes(score, 1, 2) + one.precision @ covariance @ one.precision - one.precision
+            blocks = np.einsum("cnama->cnm", on_residual.reshape(-1, count, size, count, size))
+            slope += 0.5 * float(np.sum(blocks * one.slope))
+        second = class_sums(
+            each + mean[:, :, None] * mean[:, None, :], self.statistics.index, len(self.statistics.precision)
+        )
+        return NodeMoments(mean, second, pulled, {"length_scale": slope} if self.made.row_slopes else {})
+
+    def row_slopes(self, states: np.ndarray, moments: NodeMoments, state_means: np.ndarray) -> np.ndarray:
+        score = np.empty(state_means.shape)
+        for one in self.cells:
+            score[one.nodes] = self._score(one, state_means).reshape(*one.nodes.shape, -1)
+        columns = self.rows.first[:, None] + np.arange(self.rows.width)
+        return np.einsum("jwk,jk->jw", states[columns], score) - moments.pulled
+
+    def draw(self, rng: np.random.Generator, states: np.ndarray) -> np.ndarray:
+        means = self.rows.apply(states)
+        standard, out = rng.standard_normal(means.shape), means.copy()
+        for one in self.cells:
+            left = one.shrink @ one.residual
+            values, vectors = np.linalg.eigh(0.5 * (left + np.swapaxes(left, 1, 2)))
+            root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+            moved = one.residual @ self._score(one, means) + root @ one.stacked(standard)
+            out[one.nodes] += moved.reshape(*one.nodes.shape, -1)
+        return out
+
+
+def _joint_terms(made: Functionals, statistics: GroupStatistics) -> JointTerms:
+    size = statistics.information.shape[1]
+    every = statistics.precision[statistics.index]
+    information, constant, cells = np.empty(statistics.information.shape), 0.0, []
+    for shared in made.shared:
+        nodes, count = shared.nodes, shared.nodes.shape[1]
+        shape = len(nodes), count * size, count * size
+        residual = np.einsum("cnm,ab->cnamb", shared.covariance, np.eye(size)).reshape(shape)
+        product = np.einsum("cnm,cmab->cnamb", shared.covariance, every[nodes]).reshape(shape)
+        system = np.eye(count * size) + product
+        shrink = np.linalg.inv(system)
+        precision = np.matmul(every[nodes], shrink.reshape(len(nodes), count, size, -1)).reshape(shape)
+        precision = 0.5 * (precision + np.swapaxes(precision, 1, 2))
+        given = statistics.information[nodes].reshape(len(nodes), -1, 1)
+        pulled = np.swapaxes(shrink, 1, 2) @ given
+        information[nodes] = pulled.reshape(*nodes.shape, size)
+        constant += 0.5 * float(np.sum(given * (residual @ pulled)) - np.sum(np.linalg.slogdet(system)[1]))
+        first = made.rows.first[nodes[:, 0]] * size
+        cells.append(_Cells(nodes, first, made.rows.weights[nodes], shrink, precision, residual, shared.slope))
+    empty = np.zeros((len(every), 0)), np.zeros((0, size, size))
+    return JointTerms(made, made.rows, statistics, *empty, information, constant, cells=tuple(cells))
 
 
 def node_terms(group: NodeGroup, made: Functionals, statistics: GroupStatistics, *, residual: bool) -> NodeTerms:
     """The terms of a group; ``residual`` uses the residual variances of its functionals."""
     if residual and group.pairs is None and made.residual.any():
-        return _residual_terms(made, statistics)
+        return _joint_terms(made, statistics) if made.shared else _residual_terms(made, statistics)
     rows = made.rows
     if group.pairs is not None and statistics.coefficients is not None:
         rows = difference_rows(rows, group.pairs, statistics.coefficients)

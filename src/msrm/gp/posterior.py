@@ -54,7 +54,10 @@ class Posterior:
         """Assemble and factor the posterior precision."""
         states = grid.count * prior.matern.dimension
         terms = [(prior.band(), np.eye(n_factors)), *((one.gram, one.matrices) for one in nodes.values())]
-        factor = band_cholesky(kron_sum(terms, n_factors, states), overwrite=True)
+        band = kron_sum(terms, n_factors, states)
+        for one in nodes.values():
+            one.add_to(band)
+        factor = band_cholesky(band, overwrite=True)
         information = np.zeros((states, n_factors))
         for one in nodes.values():
             information += one.rows.adjoint(one.information)
@@ -93,9 +96,8 @@ class Posterior:
             if on_pairs is not None:
                 coefficients[modality] = on_pairs
             mine = {name: float(np.sum(on_rows * of.weights)) for name, of in terms.made.row_slopes.items()}
-            if moments.residual_slope is not None:
-                for name, of in terms.made.residual_slopes.items():
-                    mine[name] += float(moments.residual_slope @ of)
+            for name, slope in moments.residual_slopes.items():
+                mine[name] += slope
             if "length_scale" in mine:
                 length_scale = (length_scale or 0.0) + mine.pop("length_scale")
             slopes[modality] = mine
