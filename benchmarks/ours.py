@@ -17,7 +17,10 @@ import numpy as np
 
 import msrm
 from msrm.gp.ascent import Ascent
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.map import maximize
 from msrm.gp.refinement import resolved
+from msrm.gp.starts import component_starts
 
 RESPONSES = {
     "brain": msrm.Identity(),
@@ -73,11 +76,48 @@ def gp(**settings: object) -> "msrm.GPMSRM":
 
 
 def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> dict[str, object]:
-    """A warm objective and gradient at random loadings, at the spacing whose error is within the tolerance."""
-    model = gp(likelihood=arguments.likelihood)
+    """A warm objective and gradient, at the spacing whose error is within the tolerance: at the MAP, or at random."""
+    model = gp(likelihood=arguments.likelihood, n_starts=1)
     start = time.perf_counter()
     likelihood, choice = model.prepared(recording, reduce=True)
     prepare = time.perf_counter() - start
+    if arguments.random:
+        parameters = random_parameters(likelihood)
+    else:
+        found = maximize(
+            likelihood,
+            [lambda: list(component_starts(likelihood))],
+            tolerance=model.tol,
+            likelihood_tolerance=model.likelihood_tolerance,
+            max_iter=model.max_iter,
+        )
+        parameters = found.point.parameters
+    backend, error = resolved(
+        likelihood.backend, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance
+    )
+    if arguments.step is not None:
+        backend = likelihood.backend.at_step(arguments.step)
+    ascent = Ascent(likelihood.with_backend(backend))
+    x, seconds = ascent.packed(parameters), []
+    for _ in range(arguments.repeats + 1):
+        start = time.perf_counter()
+        point = ascent.point(x + 1e-9 * len(seconds))
+        seconds.append(time.perf_counter() - start)
+    assert point is not None
+    return {
+        "at": "random loadings" if arguments.random else "the MAP",
+        "prepare_seconds": prepare,
+        "first_seconds": seconds[0],
+        "warm_seconds": float(np.median(seconds[1:])),
+        "objective": point.value,
+        "likelihood_error": float(error.error) if arguments.step is None else None,
+        "step": backend.step,
+        "backend": choice.name,
+    }
+
+
+def random_parameters(likelihood: Likelihood) -> dict[str, np.ndarray]:
+    """Loadings of sd 0.6 in rotated features, as far from the data as the peer's timing."""
     rng = np.random.default_rng(1)
     parameters = {name: np.zeros(shape) for name, shape in likelihood.layout.shapes.items()}
     for name, shape in likelihood.layout.shapes.items():
@@ -85,29 +125,10 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
             parameters[name] = rng.normal(0.0, 0.6, shape)
         elif name.startswith("noise/"):
             parameters[name] = np.asarray(0.5)
-    parameters |= {
+    return parameters | {
         "response/rating/lag": np.asarray(0.0),
         "response/physiology/width": np.asarray(0.6),
         "response/physiology/lag": np.asarray(0.5),
-    }
-    backend, error = resolved(
-        likelihood.backend, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance
-    )
-    ascent = Ascent(likelihood.with_backend(backend))
-    x, seconds = ascent.packed(parameters), []
-    for _ in range(arguments.repeats + 1):
-        start = time.perf_counter()
-        point = ascent.point(x)
-        seconds.append(time.perf_counter() - start)
-    assert point is not None
-    return {
-        "prepare_seconds": prepare,
-        "first_seconds": seconds[0],
-        "warm_seconds": float(np.median(seconds[1:])),
-        "objective": point.value,
-        "likelihood_error": float(error.error),
-        "step": error.step,
-        "backend": choice.name,
     }
 
 
@@ -138,6 +159,8 @@ def main() -> None:
     parser.add_argument("recording")
     parser.add_argument("--likelihood", default="auto")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--random", action="store_true", help="gradient at random loadings instead of at the MAP")
+    parser.add_argument("--step", type=float, help="gradient at this grid spacing, whatever its error")
     parser.add_argument("--n-starts", type=int, default=3)
     parser.add_argument("--dense", action="store_true", help="also the exact objective at the MAP's end")
     parser.add_argument("--four-clocks", action="store_true", help="shift three participants' brain clocks")

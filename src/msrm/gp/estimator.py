@@ -45,7 +45,7 @@ class GPMSRM(GPDensity):
         -(log likelihood + log prior) at the MAP, every constant included, on the fit's grid.
     log_likelihood_, log_prior_ : float
     likelihood_error_ : float
-        |log likelihood - its value for a vanishing grid spacing|, nats; 0 for the exact backend.
+        Distance of the log likelihood from its value for a vanishing grid spacing, nats; 0 for the exact backend.
     parameters_ : {name: DataArray or float}
         As in DESIGN 9, in raw features; those of the standardized data with ``standardize=True``. Factors are rotated
         to the principal axes of the summed precision of the loadings, ordered by it, and signed so that loadings sum
