@@ -174,7 +174,9 @@ def _is_numeric(value: Any) -> bool:
 
 def _read_attributes(source: Any) -> dict[str, Any]:
     """The attributes of a group or variable, JSON text decoded."""
-    attributes = {name: source.getncattr(name) for name in source.ncattrs()}
+    stored = {name: source.getncattr(name) for name in source.ncattrs()}
+    # Single numbers come back as NumPy scalars, whatever they were.
+    attributes = {name: value.item() if isinstance(value, np.generic) else value for name, value in stored.items()}
     return {
         name: json.loads(value.removeprefix(_JSON)) if isinstance(value, str) and value.startswith(_JSON) else value
         for name, value in attributes.items()

@@ -274,7 +274,7 @@ class Layout:
                 total += float(self.scalar_priors[name].log_density(value))
             else:
                 total -= 0.5 * float(np.vdot(value, value)) / sd**2
-        return total
+        return float(total)
 
     def log_prior_gradient(self, parameters: Mapping[str, np.ndarray]) -> Parameters:
         """Derivatives of :meth:`log_prior`, named like the parameters."""
