@@ -83,7 +83,7 @@ def test_states_and_functionals_have_the_moments_of_dense_conditioning(small):
                 if hasattr(posterior.nodes[name], "shrink"):
                     parts.append(z[start:stop].reshape(-1, size))
                 start = stop
-            functionals = draw_functionals(Scripted(parts), posterior, given, states)
+            functionals = draw_functionals(Scripted(parts), posterior, states)
             return np.concatenate([states.ravel(), *(functionals[name].ravel() for name in names)])
 
         mean, covariance = affine_moments(draw, ((n + nodes) * size,))

@@ -41,7 +41,7 @@ class Geweke:
         self.functionals = {}
         for run, given in nothing.items():
             posterior = small.sweeper.marginal.posterior(run, self.state, given)
-            self.functionals[run] = draw_functionals(self.rng, posterior, given, draw_states(self.rng, posterior))
+            self.functionals[run] = draw_functionals(self.rng, posterior, draw_states(self.rng, posterior))
 
     def raw_rows(self, key, rows: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
         """Rows of raw features: those with data turned back, null rows in a fresh uniform position."""
@@ -260,7 +260,7 @@ def test_a_broken_sweep_order_fails_the_test_on_sharp_data():
 # Mutations, each caught by Geweke's test
 
 
-def without_residuals(rng, posterior, statistics, states):
+def without_residuals(rng, posterior, states):
     """The e_j term left out of the functionals, while the likelihood keeps it."""
     return {modality: terms.rows.apply(states) for modality, terms in posterior.nodes.items()}
 

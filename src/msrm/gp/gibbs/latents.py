@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from msrm.banded import BandCholesky, band_cholesky
 from msrm.gp.posterior import Posterior
 from msrm.latent_grid import GridPrior
-from msrm.nodes import GroupStatistics
 
 __all__ = ["CoarseComponent", "band_product", "draw_functionals", "draw_states"]
 
@@ -26,25 +25,9 @@ def draw_states(rng: np.random.Generator, posterior: Posterior) -> Array:
     return posterior.mean + posterior.factor.sample(standard).reshape(posterior.mean.shape)
 
 
-def draw_functionals(
-    rng: np.random.Generator, posterior: Posterior, statistics: dict[str, GroupStatistics], states: Array
-) -> dict[str, Array]:
-    """Node functionals (node, K) by modality, given the grid states.
-
-    Where residual variances rho are used, ``e_j ~ N(rho S (h - D a.states), rho S)`` with ``S = (1 + rho D)^-1``.
-    """
-    out = {}
-    for modality, terms in posterior.nodes.items():
-        means = terms.rows.apply(states)
-        shrink = getattr(terms, "shrink", None)
-        if shrink is not None:
-            given, rho = statistics[modality], terms.made.residual[:, None]
-            score = given.information - np.einsum("jik,jk->ji", given.precision[given.index], means)
-            standard = np.sqrt(rho) * rng.standard_normal(means.shape)
-            root = np.linalg.cholesky(shrink)
-            means = means + rho * np.einsum("jik,jk->ji", shrink, score) + np.einsum("jik,jk->ji", root, standard)
-        out[modality] = means
-    return out
+def draw_functionals(rng: np.random.Generator, posterior: Posterior, states: Array) -> dict[str, Array]:
+    """Node functionals (node, K) by modality given the grid states, residuals drawn where the backend uses them."""
+    return {modality: terms.draw(rng, states) for modality, terms in posterior.nodes.items()}
 
 
 def band_product(band: Array, columns: Array) -> Array:

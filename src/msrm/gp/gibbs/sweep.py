@@ -83,7 +83,7 @@ class Sweeper:
         """Step 2: grid states and functionals of every run."""
         for run, posterior in current.posteriors.items():
             current.states[run] = draw_states(rng, posterior)
-            current.functionals[run] = draw_functionals(rng, posterior, current.statistics[run], current.states[run])
+            current.functionals[run] = draw_functionals(rng, posterior, current.states[run])
 
     def matrices(self, current: Current) -> dict[tuple[str, str], Array]:
         """The design matrix of every pair, given the functionals."""
