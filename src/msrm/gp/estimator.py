@@ -346,8 +346,8 @@ class GPMSRM(GPDensity):
         self.history_ = result.history
         self.recording_digest_ = recording.digest()
         factor = {"factor": np.arange(1, self.n_factors + 1)}
-        self.explained_variance_ = xr.DataArray(explained, factor, ("factor",))
-        self.latent_power_ = xr.DataArray(power, factor, ("factor",))
+        self.explained_variance_ = xr.DataArray(explained, factor, ("factor",), "explained_variance")
+        self.latent_power_ = xr.DataArray(power, factor, ("factor",), "latent_power")
         self.starts_: tuple[StartRecord, ...] = result.starts
         step = float(getattr(backend, "step", np.nan))
         residual = frozenset(getattr(backend, "residual", frozenset()))
@@ -423,8 +423,8 @@ def _check_variation(recording: Recording) -> None:
         highest = np.fmax.reduce([summary.maximum for summary in summaries])
         if not np.any(highest > lowest):
             raise ValueError(
-                f"{modality!r} of {participant}: none of its {len(lowest)} features varies, so there is nothing to fit. "
-                "Drop the stream."
+                f"{modality!r} of {participant}: none of its {len(lowest)} features varies, so there is nothing to "
+                "fit. Drop the stream."
             )
 
 
