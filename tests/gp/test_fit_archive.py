@@ -106,7 +106,7 @@ def test_evidence_settings_and_starts_survive(recording, tmp_path):
     np.testing.assert_array_equal(again.history_, fit.history_)
     assert again.explained_variance_.identical(fit.explained_variance_)
     assert again.latent_power_.identical(fit.latent_power_)
-    assert list(again.parameters_) == list(fit.parameters_)
+    assert again.parameters_.keys() == fit.parameters_.keys()
     for name, value in fit.parameters_.items():
         assert value.identical(again.parameters_[name]) if hasattr(value, "dims") else value == again.parameters_[name]
     # The same arguments fit to the same bits.
