@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from msrm.recording import Recording, Stream
+from msrm.regularized.domain import usable_rows as rows_inside
 from msrm.responses import Response
 
 EDGES = ("trim", "extend")
-_TIME_TOLERANCE = 1e-9  # s, DESIGN 2
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,11 @@ def usable_rows(
 
 
 def _stream_rows(stream: Stream, response: Response, edges: str, domain: tuple[float, float]) -> np.ndarray:
-    usable = stream.summary.row_observed > 0
+    observed = stream.summary.row_observed > 0
     if edges == "extend":
-        return usable
+        return observed
     low, high = response.envelope()
-    first, last = domain[0] - _TIME_TOLERANCE, domain[1] + _TIME_TOLERANCE
-    usable = usable & (stream.times - high >= first) & (stream.times - low <= last)
+    usable = rows_inside(stream.times, observed, (low, high), domain)
     if not usable.any():
         raise ValueError(
             f"{stream.label}: no usable row. Its response reaches from {low:g} to {high:g} s before a row over the "
