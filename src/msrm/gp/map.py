@@ -19,11 +19,11 @@ from msrm.gp.parameters import Parameters
 from msrm.gp.refinement import LikelihoodError, measured_error, resolved
 from msrm.gp.starts import Start
 from msrm.nodes import Backend
-from msrm.regularized.solver import INTERRUPTED, Outcome, minimize
+from msrm.regularized.solver import INTERRUPTED, Outcome, QuasiNewton, minimize
 from msrm.runtime import progress
 
 _EM_STEPS = 6
-_HEATS = (12, 30)  # iterations before the first and the second look at the field
+_HEATS = (12, 16, 20, 25, 30)  # iterations after which the field is looked at
 _BEHIND = 200.0  # nats by which a start may trail after the heats and still be run to its end
 _SAME = 0.02  # of a scalar's range (or value): closer ends are one basin
 _ALIKE = 1.0  # nats within which ends of one basin lie
@@ -101,6 +101,7 @@ class _Runner:
     point: MapPoint | None
     first: float
     outcome: Outcome[MapPoint] | None = None
+    model: QuasiNewton | None = None
     n_iter: int = 0
     n_evaluations: int = 0
     history: list[float] = field(default_factory=list)
@@ -202,8 +203,9 @@ class _Search:
             max_iter=limit - runner.n_iter,
             tol=tolerance / max(abs(runner.point.value), 1.0),
             watch=lambda point: self.show(runner.start.name, point),
+            model=runner.model,
         )
-        runner.outcome, runner.point = outcome, outcome.point
+        runner.outcome, runner.point, runner.model = outcome, outcome.point, outcome.model
         runner.n_iter += outcome.n_iter
         runner.n_evaluations += outcome.n_evaluations
         runner.history += outcome.history

@@ -59,6 +59,8 @@ class Outcome[P: Point]:
         Decrease that the model still promised, relative to the value.
     history : list of float
         Value at the start and after every accepted step.
+    model : QuasiNewton
+        What was learned of the curvature; another search of the same coordinates may go on from it.
     """
 
     point: P
@@ -68,6 +70,7 @@ class Outcome[P: Point]:
     reason: str = "the iteration limit was reached"
     decrement: float = np.inf
     history: list[float] = field(default_factory=list)
+    model: "QuasiNewton | None" = None
 
 
 def minimize[P: Point](
@@ -79,6 +82,7 @@ def minimize[P: Point](
     max_iter: int,
     tol: float,
     watch: Callable[[P], None] | None = None,
+    model: "QuasiNewton | None" = None,
 ) -> Outcome[P]:
     """Minimize from an evaluated start.
 
@@ -94,14 +98,16 @@ def minimize[P: Point](
         On the promised decrease relative to the value.
     watch : callable, optional
         Called with every accepted point.
+    model : QuasiNewton, optional
+        From an earlier search in the same coordinates and bounds.
 
     Returns
     -------
     Outcome
         KeyboardInterrupt ends the search with the best point so far, not converged.
     """
-    out = Outcome(start, history=[start.value])
-    model = _Model(lower, upper)
+    model = QuasiNewton(lower, upper) if model is None else model
+    out = Outcome(start, history=[start.value], model=model)
     try:
         while out.n_iter < max_iter:
             direction, slope = model.direction(out.point)
@@ -127,7 +133,7 @@ def minimize[P: Point](
     return out
 
 
-class _Model:
+class QuasiNewton:
     """The last steps and gradient changes, as an inverse Hessian over the free coordinates."""
 
     def __init__(self, lower: Array, upper: Array) -> None:
