@@ -19,6 +19,7 @@ from msrm.runtime import blas_threads
 _SMALLEST_BLOCK = 32  # below it the interpreter, not the arithmetic, sets the time of the block recursion
 _SMALLEST_PACK = 16  # the same for the batched products of packed rows
 _NARROW = 8  # up to this width rows are gathered entry by entry, without packing
+_CACHED = 2**15  # entries of the bands that are combined at a time
 _WINDOW_STEPS = 4  # blocks that enter the moving window of the inverse before it is copied back
 
 
@@ -241,16 +242,18 @@ def kron_sum(terms: Iterable[tuple[np.ndarray, np.ndarray]], size: int, length: 
         sets = band.T if matrix.ndim == 3 else band.T[None]
         bands += list(sets)
         matrices += list(matrix.reshape(-1, size, size))
-    width = max(temporal.shape[1] for temporal in bands)
-    stacked = np.zeros((len(bands), length, width))
-    for row, temporal in zip(stacked, bands, strict=True):
-        row[:, : temporal.shape[1]] = temporal
-    flat, weights = stacked.reshape(len(bands), -1).T, np.array(matrices)
-    out = np.zeros((length, size, width * size))
-    for j in range(size):
-        # All (offset, factor i) of the columns with factor j are one product, stored from the diagonal on.
-        columns = (flat @ weights[:, :, j]).reshape(length, width * size)
-        out[:, j, : width * size - j] = columns[:, j:]
+    width, weights = max(temporal.shape[1] for temporal in bands), np.array(matrices)
+    step = max(1, _CACHED // (len(bands) * width))
+    stacked, out = np.zeros((len(bands), step, width)), np.zeros((length, size, width * size))
+    for start in range(0, length, step):
+        part = stacked[:, : min(step, length - start)]
+        for row, temporal in zip(part, bands, strict=True):
+            row[:, : temporal.shape[1]] = temporal[start : start + step]
+        flat = part.reshape(len(bands), -1).T
+        for j in range(size):
+            # All (offset, factor i) of the columns with factor j are one product, stored from the diagonal on.
+            columns = (flat @ weights[:, :, j]).reshape(-1, width * size)
+            out[start : start + step, j, : width * size - j] = columns[:, j:]
     return out.reshape(length * size, width * size).T
 
 

@@ -7,12 +7,12 @@ import pytest
 from gp_oracles import IMPULSE, finite_difference, gaussian_functional, gp_log_likelihood
 
 from msrm import responses as families
-from msrm.gp import GPMSRM, UnitsWarning
+from msrm.gp import GPMSRM, UnitsWarning, data
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.refinement import LikelihoodError
 from msrm.nodes import usable_rows
 from msrm.priors import LogNormal, Normal, Priors
-from msrm.recording import Recording, RecordingWarning
+from msrm.recording import Recording, RecordingWarning, open_recording
 from msrm.responses import Free, Gaussian, Identity
 
 RESPONSES = {
@@ -272,6 +272,21 @@ def test_rotated_features_give_the_same_density(masked):
     assert raw.value(outside) == pytest.approx(reduced.value(inside), rel=1e-11)
     assert raw.layout.log_prior(outside) == pytest.approx(reduced.layout.log_prior(inside), rel=1e-11)
     assert_gradient(reduced, inside)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("masked", [False, True])
+def test_data_that_do_not_stay_in_memory_are_read_in_every_pass(masked, monkeypatch, tmp_path):
+    recording = small_recording(masked=masked, runs=2)
+    recording.to_netcdf(tmp_path / "recording.nc")
+    gp = GPMSRM(2, RESPONSES, likelihood="dense", run_offsets=("brain",), residual_timescales={"rating": 1.7})
+    parameters = some_parameters(gp, recording)
+    value, gradient = gp.log_likelihood_and_gradient(recording, parameters)
+    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+    again, same = gp.log_likelihood_and_gradient(open_recording(tmp_path / "recording.nc"), parameters)
+    assert again == pytest.approx(value, rel=1e-14)
+    for name, expected in gradient.items():
+        np.testing.assert_allclose(same[name], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("quiet")

@@ -17,7 +17,7 @@ from msrm.responses import Response
 from msrm.rotation import PairBlocks, ReducedPair, reduce_pair
 
 Key = tuple[str, str]
-_RESIDENT_BYTES = 2**30  # data up to here stay in memory, larger data are read again in every pass
+RESIDENT_BYTES = 2**30  # data up to here stay in memory, larger data are read again in every pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class PairData:
     def _resident(self) -> list[tuple[slice, np.ndarray]] | None:
         if self.reduced is not None:
             return [(slice(0, self.n_coordinates), np.concatenate(self.reduced.values))]
-        if 8 * len(self.times) * self.n_features > _RESIDENT_BYTES:
+        if 8 * len(self.times) * self.n_features > RESIDENT_BYTES:
             return None
         whole = np.concatenate([np.nan_to_num(data, nan=0.0) for _, data in self.blocks], axis=1)
         return [(slice(0, self.n_features), whole)]
