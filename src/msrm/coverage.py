@@ -1,14 +1,29 @@
 """Which stretches of latent time data see, and whether a response's support lies inside one of them."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msrm.regularized.domain import TIME_TOLERANCE, segments
 from msrm.responses import Response
 
 Interval = tuple[float, float]
+
+TIME_TOLERANCE = 1e-9  # s
+_SAME_INTERVAL = 1 + 1e-9
+GAP = 2.0  # a gap splits cells where it exceeds this many median intervals
+
+
+def segments(times: NDArray[np.float64]) -> tuple[list[slice], float]:
+    """Stretches of increasing times without a gap, and the median interval (NaN for a single row)."""
+    if len(times) == 1:
+        return [slice(0, 1)], np.nan
+    intervals = np.diff(times)
+    median = float(np.median(intervals))
+    cuts = np.flatnonzero(intervals > GAP * _SAME_INTERVAL * median) + 1
+    edges = [0, *cuts.tolist(), len(times)]
+    return [slice(a, b) for a, b in pairwise(edges)], median
 
 
 def seen(times: NDArray[np.float64], response: Response) -> list[Interval]:

@@ -5,17 +5,14 @@ times in seconds; what they weigh belongs to :mod:`msrm.regularized.problem`.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msrm.coverage import TIME_TOLERANCE, segments
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-
-TIME_TOLERANCE = 1e-9  # s
-_SAME_INTERVAL = 1 + 1e-9
-GAP = 2.0  # a gap splits cells where it exceeds this many median intervals
 
 
 @dataclass(frozen=True)
@@ -59,17 +56,6 @@ def usable_rows(times: Array, observed: Mask, envelope: tuple[float, float], dom
     low, high = envelope
     inside = (times - high >= domain[0] - TIME_TOLERANCE) & (times - low <= domain[1] + TIME_TOLERANCE)
     return observed & inside
-
-
-def segments(times: Array) -> tuple[list[slice], float]:
-    """Stretches without a gap, and the median interval (NaN for a single row)."""
-    if len(times) == 1:
-        return [slice(0, 1)], np.nan
-    intervals = np.diff(times)
-    median = float(np.median(intervals))
-    cuts = np.flatnonzero(intervals > GAP * _SAME_INTERVAL * median) + 1
-    edges = [0, *cuts.tolist(), len(times)]
-    return [slice(a, b) for a, b in pairwise(edges)], median
 
 
 def cell_weights(times: Array) -> Array:

@@ -1,6 +1,5 @@
 """The estimator of R-MSRM: settings in, a fitted model and its evidence out (DESIGN 2, 9)."""
 
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import archive
+from msrm.estimator import Estimator
 from msrm.recording import Recording
 from msrm.regularized import labelled, prediction
 from msrm.regularized.assembly import Assembled, assembled
@@ -35,7 +35,7 @@ class NotFittedError(ValueError, AttributeError):
     """A fitted quantity was asked for before `fit`."""
 
 
-class RMSRM:
+class RMSRM(Estimator):
     """Regularized multimodal shared response model: a penalized least-squares fit, standardized inside.
 
     Each run has a latent path of `n_factors` values on a uniform grid, linearly interpolated; every stream sees it
@@ -166,33 +166,6 @@ class RMSRM:
         self.tol = tol
         self.seed = seed
         self.progress = progress
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Constructor arguments by name; `deep` is there for scikit-learn's sake."""
-        return {name: getattr(self, name) for name in self._names()}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change constructor arguments.
-
-        Raises
-        ------
-        ValueError
-            For a name that is none.
-        """
-        for name, value in params.items():
-            if name not in self._names():
-                raise ValueError(f"RMSRM has no argument {name!r}; it has {', '.join(self._names())}.")
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        defaults = {name: p.default for name, p in inspect.signature(type(self).__init__).parameters.items()}
-        given = [f"{n}={v!r}" for n, v in self.get_params().items() if not _same(v, defaults[n])]
-        return f"RMSRM({', '.join(given)})"
 
     def fit(self, recording: Recording) -> Self:
         """Fit a recording.
@@ -346,7 +319,9 @@ class RMSRM:
     def from_tree(cls, tree: xr.DataTree) -> "RMSRM":
         """The fit of a tree made by :meth:`to_tree`; it predicts identically."""
         model, attrs = model_from_tree(tree), tree.attrs
-        params = {name: getattr(model.settings, name) for name in cls._names() if hasattr(model.settings, name)}
+        params = {
+            name: getattr(model.settings, name) for name in cls._argument_names() if hasattr(model.settings, name)
+        }
         params["modality_weights"] = params["modality_weights"] or None
         out = cls(**params, progress=attrs["progress"])
         explained = node(tree, "explained")
@@ -431,7 +406,3 @@ class RMSRM:
 def _pair_names(streams: np.ndarray, model: Model) -> list[Pair]:
     names = {f"{p}/{m}": (p, m) for p, m in model.pairs}
     return [names[str(stream)] for stream in streams]
-
-
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(default, int | float | str) and value == default)

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msrm.banded import TemporalRows
-from msrm.regularized.domain import TIME_TOLERANCE, Grid, cell_weights, segments
+from msrm.coverage import Interval, inside, merged, seen
+from msrm.regularized.domain import Grid, cell_weights
 from msrm.regularized.latents import PathSystem
 from msrm.regularized.model import Model, PairModel
 from msrm.regularized.problem import key_of, rows_and_grids
-from msrm.responses import Response, hat_rows
+from msrm.responses import Identity, Response, hat_rows
 from msrm.rotation import feature_blocks
 from msrm.stream import Stream
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,25 @@ class InferredRun:
 
     def at(self, times: Array) -> Array:
         """Paths (time, path, K) at other times, NaN outside the grid."""
-        inside = (times >= self.grid.start - TIME_TOLERANCE) & (times <= self.grid.last + TIME_TOLERANCE)
+        within = inside(times, Identity(), ((self.grid.start, self.grid.last),))
         place = np.clip((times - self.grid.start) / self.grid.step, 0, self.grid.count - 1)
         left = np.minimum(place.astype(np.intp), self.grid.count - 2)
         share = (place - left)[:, None, None]
         values = (1 - share) * self.paths[left] + share * self.paths[left + 1]
-        return np.where(inside[:, None, None], values, np.nan)
+        return np.where(within[:, None, None], values, np.nan)
 
     def supported(self, times: Array, response: Response, path: int) -> Mask:
         """Times whose response's support lies inside one covered stretch of the path."""
-        low, high = response.support()
-        return np.array(_inside(times - high, times - low, self.covered[path]), bool)
+        return inside(times, response, self.covered[path])
 
     def response_values(self, times: Array, response: Response, path: int) -> Array:
         """The latent through a response (time, K) at any times; NaN where its support leaves the grid."""
-        low, high = response.support()
-        whole: tuple[Interval, ...] = ((self.grid.start, self.grid.last),)
-        inside = _inside(times - high, times - low, whole)
+        grid = self.grid
+        within = inside(times, response, ((grid.start, grid.last),))
         out = np.full((len(times), self.paths.shape[2]), np.nan)
-        if inside.any():
-            grid = self.grid
-            rows, _ = hat_rows(response, None, times[inside], grid.start, grid.step, grid.count)
-            out[inside] = rows.apply(self.paths[:, path])
+        if within.any():
+            rows, _ = hat_rows(response, None, times[within], grid.start, grid.step, grid.count)
+            out[within] = rows.apply(self.paths[:, path])
         return out
 
 
@@ -161,9 +158,9 @@ def infer_run(
         right[:, path] += operator.adjoint(weight[:, None] * term.information[keep])
         bands += [(path, *band) for band in _bands(operator, weight, term.precision[keep])]
         # Population paths are drawn to their mean, so one participant's data support the paths of all.
-        for seen in covered if settings.latent_pooling == "population" else (covered[path],):
-            seen += coverage(times, response)
-    return InferredRun(participants, grid, system.solve(bands, right), tuple(_merged(own) for own in covered))
+        for own in covered if settings.latent_pooling == "population" else (covered[path],):
+            own += seen(times, response)
+    return InferredRun(participants, grid, system.solve(bands, right), tuple(merged(own) for own in covered))
 
 
 def _bands(operator: TemporalRows, weight: Array, precision: Array) -> list[tuple[Array, Array]]:
@@ -176,27 +173,3 @@ def _bands(operator: TemporalRows, weight: Array, precision: Array) -> list[tupl
     matrices = np.zeros((len(i), size, size))
     matrices[np.arange(len(i)), i, j] = matrices[np.arange(len(i)), j, i] = 1.0
     return [(grams[:, :, index], matrix) for index, matrix in enumerate(matrices)]
-
-
-def coverage(times: Array, response: Response) -> list[Interval]:
-    """Stretches of latent time that rows see: their segments without gaps, widened by the response's support."""
-    low, high = response.support()
-    return [(float(times[piece][0] - high), float(times[piece][-1] - low)) for piece in segments(times)[0]]
-
-
-def _merged(intervals: list[Interval]) -> tuple[Interval, ...]:
-    out: list[Interval] = []
-    for start, stop in sorted(intervals):
-        if out and start <= out[-1][1] + TIME_TOLERANCE:
-            out[-1] = (out[-1][0], max(out[-1][1], stop))
-        else:
-            out.append((start, stop))
-    return tuple(out)
-
-
-def _inside(first: Array, last: Array, intervals: Sequence[Interval]) -> Mask:
-    """Whether [first, last] lies inside one of the disjoint intervals."""
-    inside = np.zeros(len(first), bool)
-    for start, stop in intervals:
-        inside |= (first >= start - TIME_TOLERANCE) & (last <= stop + TIME_TOLERANCE)
-    return inside

@@ -5,26 +5,25 @@ each target participant the sources are chosen (`within`, `across`, `both`), the
 passed through the target's response and loadings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from msrm.asking import SOURCES, Targets, Times, check_features, check_runs, chosen_pairs, run_times, wanted_times
+from msrm.coverage import inside
 from msrm.recording import Recording
 from msrm.regularized.filters import Pair
 from msrm.regularized.inference import InferredRun, RowTerms, infer_run, row_terms
 from msrm.regularized.model import Model
 from msrm.regularized.problem import Key, key_of
+from msrm.responses import Identity
 from msrm.runtime import blas_threads
 from msrm.stream import Stream
 
 Array = NDArray[np.float64]
-Targets = Mapping[str, str | Sequence[str]] | None
-Times = Any
-
-SOURCES = ("within", "across", "both")
 
 
 def predict(model: Model, recording: Recording, targets: Targets, source: str, times: Times) -> xr.DataTree:
@@ -33,14 +32,15 @@ def predict(model: Model, recording: Recording, targets: Targets, source: str, t
         raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}.")
     if source == "across" and model.settings.latent_pooling == "separate":
         raise ValueError("latent_pooling='separate' shares no latent across participants; source='across' has none.")
-    chosen = _chosen(model, recording, targets)
+    check_runs(times, recording.runs)
+    chosen = chosen_pairs(list(model.pairs), recording, targets)
     removed = set() if targets is None else set(chosen)
     sources = [s for s in recording.streams() if (s.participant, s.modality) not in removed]
     check_known(model, sources)
     inference = _Inference(model, sources)
     nodes, found = {}, False
     for participant, modality in chosen:
-        wanted = _times(recording, participant, modality, times)
+        wanted = wanted_times(recording, participant, modality, times)
         for run, at in wanted.items():
             inferred = inference.run(run, participant, source)
             found |= inferred is not None
@@ -59,13 +59,14 @@ def infer_latent(model: Model, recording: Recording, times: Times) -> xr.DataTre
     """Latent paths of every run; see :meth:`msrm.RMSRM.infer_latent`."""
     streams = list(recording.streams())
     check_known(model, streams)
+    check_runs(times, recording.runs)
     inference = _Inference(model, streams)
     nodes = {}
     for run in recording.runs:
         inferred = inference.run(run, None, "both")
         if inferred is None:
             raise ValueError(f"{run}: no stream has a usable row. Fit with edges='extend', or drop the run.")
-        at = _run_times(times, run)
+        at = run_times(times, run)
         nodes[run] = _latent_node(model, inferred, inferred.grid.times if at is None else at)
     return xr.DataTree.from_dict(nodes)
 
@@ -118,68 +119,6 @@ def check_known(model: Model, streams: Sequence[Stream]) -> None:
         check_features(stream, model.pairs[pair].features)
 
 
-def check_features(stream: Stream, features: NDArray[np.str_]) -> None:
-    """Refuse features that differ from the fitted ones.
-
-    Raises
-    ------
-    ValueError
-    """
-    if len(stream.features) != len(features):
-        raise ValueError(f"{stream.label}: {len(stream.features)} features; the fit has {len(features)}.")
-    if (stream.features != features).any():
-        at = int(np.flatnonzero(stream.features != features)[0])
-        raise ValueError(
-            f"{stream.label}: feature {at} is {str(stream.features[at])!r}; the fit has {str(features[at])!r} there."
-        )
-
-
-def _chosen(model: Model, recording: Recording, targets: Targets) -> list[Pair]:
-    """Target pairs, checked."""
-    if targets is None:
-        return list(recording.pairs)
-    if not isinstance(targets, Mapping):
-        raise TypeError(f"targets must be a dict from participant to modalities, got {targets!r}.")
-    out = []
-    for participant, names in targets.items():
-        if participant not in model.participants:
-            raise ValueError(f"No participant {participant!r} in the fit; there are {', '.join(model.participants)}.")
-        for modality in (names,) if isinstance(names, str) else names:
-            if (participant, modality) not in model.pairs:
-                own = ", ".join(m for p, m in model.pairs if p == participant)
-                raise ValueError(f"Participant {participant} has no modality {modality!r} in the fit; it has {own}.")
-            out.append((participant, modality))
-    if not out:
-        raise ValueError("targets is empty: name participants and modalities, or leave it out to predict every stream.")
-    return out
-
-
-def _times(recording: Recording, participant: str, modality: str, times: Times) -> dict[str, Array]:
-    """When to predict a target, by run: at the given times, or where it was measured."""
-    if times is None:
-        return {s.run: s.times for s in recording.streams(participant=participant, modality=modality)}
-    out = {}
-    for run in recording.runs:
-        at = _run_times(times, run, modality)
-        if at is not None:
-            out[run] = at
-    return out
-
-
-def _run_times(times: Times, run: str, modality: str | None = None) -> Array | None:
-    """A run's times in what the caller gave: an array, {run: array} or {run: {modality: array}}."""
-    given = times.get(run) if isinstance(times, Mapping) else times
-    given = given.get(modality) if isinstance(given, Mapping) else given
-    if given is None:
-        return None
-    at = np.asarray(given, float)
-    if at.ndim != 1 or not len(at) or not np.isfinite(at).all():
-        raise ValueError(
-            f"times for {run} must be a non-empty list of finite seconds, got an array of shape {at.shape}."
-        )
-    return at
-
-
 def _node(model: Model, inferred: InferredRun | None, pair: Pair, at: Array) -> xr.Dataset:
     fitted = model.pairs[pair]
     seen, supported = np.full((len(at), fitted.loading.shape[1]), np.nan), np.zeros(len(at), bool)
@@ -196,7 +135,7 @@ def _node(model: Model, inferred: InferredRun | None, pair: Pair, at: Array) -> 
 
 def _latent_node(model: Model, inferred: InferredRun, at: Array) -> xr.Dataset:
     paths = inferred.at(at)
-    supported = np.stack([_covered(inferred, at, p) for p in range(paths.shape[1])], axis=1)
+    supported = np.stack([inside(at, Identity(), covered) for covered in inferred.covered], axis=1)
     coords: dict[str, Any] = {
         "time": ("time", at, {"units": "s"}),
         "factor": np.arange(1, paths.shape[2] + 1),
@@ -210,10 +149,3 @@ def _latent_node(model: Model, inferred: InferredRun, at: Array) -> xr.Dataset:
         variables["path"] = (("time", "participant", "factor"), paths)
         variables["path_supported"] = (("time", "participant"), supported)
     return xr.Dataset(variables, coords)
-
-
-def _covered(inferred: InferredRun, at: Array, path: int) -> NDArray[np.bool_]:
-    inside = np.zeros(len(at), bool)
-    for start, stop in inferred.covered[path]:
-        inside |= (at >= start - 1e-9) & (at <= stop + 1e-9)
-    return inside
