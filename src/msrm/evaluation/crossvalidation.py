@@ -5,10 +5,10 @@ so only two combinations of the three strengths matter:
 
     strength = sqrt(loading_ridge latent_ridge)   and   timescale = sqrt(roughness / latent_ridge)  (seconds).
 
-The default search is over these two, for every combination of the other candidates: coarse first, then around the best
-until nothing near is better, then finer around the best of all. A candidate's score is the mean over target streams of
-R^2 pooled over folds. Strengths are those of "feature" scaling, which mean the same for a stream of 20 features and of
-20,000; under "pair" scaling the loading ridge is divided by the mean number of features.
+The default search is over these two, for every combination of the other candidates: from heavy shrinkage towards light
+(heavily shrunken fits are quick) in half, then quarter decades, until nothing near is better. A candidate's score is the
+mean over target streams of R^2 pooled over folds. Strengths are those of "feature" scaling, which mean the same for a
+stream of 20 features and of 20,000; "pair" scaling divides the loading ridge by the mean number of features.
 
 A ridge that is right for a fold is too strong for the whole: the objective is a mean over runs, so what the prior on
 loadings weighs against it shrinks as runs are added (latents belong to their run, their penalties stay). The loading
@@ -31,11 +31,11 @@ from msrm.runtime.workers import Workers
 
 STRENGTHS = ("loading_ridge", "latent_ridge", "roughness")
 OPTIONS = ("targets", "source", "hold_out", "folds")
-COARSE_STRENGTHS = (1e-2, 1e-1)
-COARSE_TIMESCALES = (3.0, 30.0)  # latent steps
-# Half, then quarter decades: below that the score of recordings seen so far is flat within its noise.
+START_STRENGTHS = (3e-2, 3e-1)  # with unit variances, factors vanish near 1
+START_TIMESCALES = (3.0, 30.0)  # latent steps
+# Within a quarter decade the score of recordings seen so far is flat within its noise; half a decade can hide the best.
 FACTORS = (10.0**0.5, 10.0**0.25)
-ROUNDS = 6
+ROUNDS = 8
 # A candidate's fit may stop earlier than the final one: on a real recording its R^2 moved by less than 0.002.
 CANDIDATE_TOL = 1e-6
 Settings = dict[str, Any]
@@ -86,14 +86,15 @@ def select_penalties(
     shared = (estimator, recording, targets, source)
     grid = [dict(zip(named, values, strict=True)) for values in product(*named.values())]
     with Workers(candidate_errors, n_jobs=workers, shared=shared) as pool:
-        search = _Search(pool, folds, progress)
+        # A timescale below a step of the latent grid smooths nothing.
+        search = _Search(pool, folds, params["latent_step"], progress)
         if any(name in named for name in STRENGTHS):
             search.score(grid)
             return search.best(), search.results()
         for rest in grid:
             search.score([rest | start for start in _starts(recording, params | rest)])
-            search.walk(FACTORS[0], search.best(rest))
-        search.walk(FACTORS[1], search.best())
+            for factor in FACTORS:
+                search.walk(factor, search.best(rest))
     best = search.best()
     return best | {"loading_ridge": best["loading_ridge"] * _share(recording, folds)}, search.results()
 
@@ -101,8 +102,8 @@ def select_penalties(
 class _Search:
     """Candidates tried so far and their errors on every fold."""
 
-    def __init__(self, pool: Workers, folds: list[Fold], progress: bool | None) -> None:
-        self._pool, self._folds, self._progress = pool, folds, progress
+    def __init__(self, pool: Workers, folds: list[Fold], shortest: float, progress: bool | None) -> None:
+        self._pool, self._folds, self._shortest, self._progress = pool, folds, shortest, progress
         self._tried: list[Settings] = []
         self._errors: list[list[Errors]] = []
 
@@ -124,15 +125,17 @@ class _Search:
         rest = {name: value for name, value in best.items() if name not in STRENGTHS}
         for _ in range(ROUNDS):
             steps = product((1.0 / factor, 1.0, factor), repeat=2)
-            self.score([best | _scaled(best, strength, timescale) for strength, timescale in steps])
+            near = [best | _scaled(best, strength, timescale) for strength, timescale in steps]
+            self.score([settings for settings in near if _timescale(settings) >= self._shortest])
             before, best = best, self.best(rest)
             if best is before:
                 return
 
     def best(self, rest: Settings | None = None) -> Settings:
-        """The settings with the largest score, among those with the given ones."""
-        among = [_same(rest or {}, settings) for settings in self._tried]
-        return self._tried[int(np.nanargmax(np.where(among, self._r2()[0], np.nan)))]
+        """The settings with the largest score, among those with the given ones; of equals the least shrunken."""
+        r2 = self._r2()[0]
+        among = [at for at, settings in enumerate(self._tried) if _same(rest or {}, settings) and np.isfinite(r2[at])]
+        return self._tried[max(among, key=lambda at: (r2[at], -self._tried[at].get("latent_ridge", 0.0)))]
 
     def _r2(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Pair]]:
         """Scores (candidate,), by fold (candidate, fold) and by stream (candidate, stream), and the streams."""
@@ -156,7 +159,7 @@ class _Search:
             "r2_by_stream": (("candidate", "stream"), by_stream),
         }
         coords = {"fold": [fold.name for fold in self._folds], "stream": [f"{p}/{m}" for p, m in pairs]}
-        return xr.Dataset(columns | scores, coords, {"best": int(np.nanargmax(r2))})
+        return xr.Dataset(columns | scores, coords, {"best": self._tried.index(self.best())})
 
 
 def candidate_errors(
@@ -193,13 +196,13 @@ def _asked(params: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, A
 
 
 def _starts(recording: Recording, params: Mapping[str, Any]) -> list[Settings]:
-    """The coarse grid of strengths and timescales."""
+    """Where the search starts."""
     features = np.mean([len(recording.features(*pair)) for pair in recording.pairs])
     share = 1.0 / features if params["loading_scaling"] == "pair" else 1.0
     return [
-        {"loading_ridge": strength * share, "latent_ridge": strength, "roughness": strength * seconds**2}
-        for strength in COARSE_STRENGTHS
-        for seconds in (steps * params["latent_step"] for steps in COARSE_TIMESCALES)
+        {"loading_ridge": float(strength * share), "latent_ridge": strength, "roughness": strength * seconds**2}
+        for strength in START_STRENGTHS
+        for seconds in (steps * params["latent_step"] for steps in START_TIMESCALES)
     ]
 
 
@@ -209,6 +212,11 @@ def _scaled(settings: Settings, strength: float, timescale: float) -> Settings:
         "latent_ridge": settings["latent_ridge"] * strength,
         "roughness": settings["roughness"] * strength * timescale**2,
     }
+
+
+def _timescale(settings: Settings) -> float:
+    """Seconds."""
+    return float(np.sqrt(settings["roughness"] / settings["latent_ridge"]))
 
 
 def _share(recording: Recording, folds: list[Fold]) -> float:
