@@ -6,9 +6,9 @@ so only two combinations of the three strengths matter:
     strength = sqrt(loading_ridge latent_ridge)   and   timescale = sqrt(roughness / latent_ridge)  (seconds).
 
 The default search is over these two, for every combination of the other candidates: from heavy shrinkage towards light
-(heavily shrunken fits are quick) in half, then quarter decades, until nothing near is better. A candidate's score is the
-mean over target streams of R^2 pooled over folds. Strengths are those of "feature" scaling, which mean the same for a
-stream of 20 features and of 20,000; "pair" scaling divides the loading ridge by the mean number of features.
+(heavily shrunken fits are quick) in half, then quarter decades, until nothing near is better. A candidate's score is
+the mean over target streams of R^2 pooled over folds. Strengths are those of "feature" scaling, which mean the same
+for a stream of 20 features and of 20,000; "pair" scaling divides the loading ridge by the mean number of features.
 
 A ridge that is right for a fold is too strong for the whole: the objective is a mean over runs, so what the prior on
 loadings weighs against it shrinks as runs are added (latents belong to their run, their penalties stay). The loading
