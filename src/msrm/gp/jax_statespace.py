@@ -18,12 +18,19 @@ from jax import Array
 
 from msrm.gp.blocks import Solver, log_evidence, pad
 from msrm.gp.chain import chain_of, runs_of
+from msrm.gp.cholesky import DIAGNOSTICS
 from msrm.gp.jax_cholesky import log_determinant_and_solve
 from msrm.gp.jax_matern import prior_blocks
 from msrm.gp.jax_rows import Data, Rows, WindowRows, window_rows
 from msrm.gp.statespace import StateSpace
 
-__all__ = ["BlockSystem", "NodeStatistics", "StateSpaceChain"]
+__all__ = ["STATUS", "BlockSystem", "NodeStatistics", "StateSpaceChain"]
+
+STATUS = (
+    *DIAGNOSTICS,
+    "a response reaches beyond the windows that were compiled; make the likelihood again at these parameters, or with "
+    "more room",
+)
 
 
 class NodeStatistics(NamedTuple):
@@ -130,8 +137,8 @@ class StateSpaceChain:
         values: Mapping[str, Mapping[str, Any]],
         length_scale: Any,
         statistics: Mapping[str, NodeStatistics],
-    ) -> Array:
-        """Log evidence of all runs, differentiable in everything but ``data``; NaN where it cannot be had.
+    ) -> tuple[Array, Array]:
+        """Log evidence of all runs, differentiable in everything but ``data``, and why it is NaN where it is.
 
         Parameters
         ----------
@@ -142,10 +149,20 @@ class StateSpaceChain:
         length_scale : () or None
             Seconds, where it is a parameter.
         statistics : {modality: NodeStatistics}
+
+        Returns
+        -------
+        log_evidence : ()
+        status : () int
+            Index into `STATUS`.
         """
         system = self.system(data, values, length_scale, statistics)
         value = log_evidence(self.solver, system.diagonal, system.lower, system.right) + system.constant
-        return jnp.where(system.fits, value, jnp.nan)
+        finite = jnp.isfinite(system.right).all()
+        for one in statistics.values():
+            finite = finite & jnp.isfinite(one.precision).all()
+        status = jnp.where(jnp.isfinite(value), 0, jnp.where(finite, 2, 1))
+        return jnp.where(system.fits, value, jnp.nan), jnp.where(system.fits, status, 3)
 
     def system(
         self,
