@@ -163,6 +163,21 @@ class TestCommands:
         assert done.exit_code == 130
         assert f"NOT converged: {INTERRUPTED}" in done.stdout
         assert msrm.open_fit(work / "half.nc").n_iter_ > 0
+        kept = (work / "half.nc").read_bytes()
+        again = run("fit", work / "rec.nc", work / "half.nc", "-c", work / "fit.toml")
+        assert "half.interrupted.nc" in again.stdout
+        assert (work / "half.nc").read_bytes() == kept
+
+    @pytest.mark.parametrize(
+        "words", [("predict", "fit.nc", "rec.nc", "rec.nc", "-t", "p1/rating"), ("fit", "rec.nc", "rec.nc")]
+    )
+    def test_an_input_is_never_written_over(self, work, words):
+        kept = (work / "rec.nc").read_bytes()
+        named = [work / word if word.endswith(".nc") else word for word in words]
+        done = run(*named, *(["-c", work / "fit.toml"] if words[0] == "fit" else []))
+        assert done.exit_code == 1
+        assert "is an input" in done.output
+        assert (work / "rec.nc").read_bytes() == kept
 
     def test_a_bids_folder(self, forrest):
         with pytest.warns(RecordingWarning, match="constant"):

@@ -85,8 +85,9 @@ class TestInputs:
         np.testing.assert_array_equal(stream.values, data)
         assert one((data, TIMES)).digest() == one((data.astype(float), TIMES)).digest()
 
-    def test_values_are_not_copied_and_cannot_be_written(self):
+    def test_read_only_values_are_not_copied_and_none_can_be_written(self):
         data = values()
+        data.flags.writeable = False
         stream = one((data, TIMES)).stream(*KEY)
         assert np.shares_memory(stream.values, data)
         with pytest.raises(ValueError, match="read-only"):
@@ -509,3 +510,18 @@ class TestRepr:
         assert "a&lt;b&gt;" in page
         assert "<b>a" not in page
         assert "6 x 2" in page
+
+
+class TestIntake:
+    def test_changing_the_callers_array_later_changes_nothing(self):
+        values, times = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
+        recording = Recording.from_dict({"p": {"r": {"m": (values, times)}}})
+        before, digest = recording.stream("p", "r", "m").values.copy(), recording.digest()
+        values[3, 0] = np.inf
+        np.testing.assert_array_equal(recording.stream("p", "r", "m").values, before)
+        assert recording.digest() == digest
+
+    def test_a_time_column_is_no_feature(self):
+        frame = pd.DataFrame({"time": np.arange(20.0) * 2, "a": np.arange(20.0)})
+        with pytest.raises(ValueError, match=r"column 'time' looks like the clock.*set_index"):
+            Recording.from_dict({"p": {"r": {"m": frame}}})

@@ -54,11 +54,20 @@ def check_name(name: object, kind: str) -> str:
     return name
 
 
+_CLOCK_NAMES = ("time", "times", "seconds", "onset", "timestamp", "time_s", "t_s")
+
+
 def labelled(value: Any, label: str) -> xr.DataArray:
     """The value as a DataArray (time, feature) with both coordinates, not yet checked."""
     if isinstance(value, pd.Series):
         value = value.to_frame(name="0" if value.name is None else value.name)
     if isinstance(value, pd.DataFrame):
+        clocks = [str(name) for name in value.columns if str(name).lower() in _CLOCK_NAMES]
+        if clocks:
+            raise ValueError(
+                f"{label}: column {clocks[0]!r} looks like the clock, not a feature. The index holds the seconds: "
+                f"frame.set_index({clocks[0]!r})."
+            )
         value = xr.DataArray(
             value.to_numpy(), {"time": value.index.to_numpy(), "feature": list(value.columns)}, ("time", "feature")
         )
@@ -134,16 +143,28 @@ def check_features(names: np.ndarray, label: str) -> np.ndarray:
 
 
 def numbers(array: xr.DataArray, features: np.ndarray, label: str) -> Any:
-    """The values as float32 or float64: still lazy, or read-only and without a copy where they are floats already."""
+    """The values as float32 or float64: still lazy, or read-only; copied where the caller could change them later."""
     variable = array.variable
     if not variable._in_memory and variable.dtype in (np.float32, np.float64):
         return variable
     values = variable.values
     if values.dtype.kind not in "fiub":
         values = _parsed(values, features, label)
-    values = values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False).view()
-    values.flags.writeable = False
-    return values
+    kept = values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False)
+    # Checks and digests hold for the values that were given: nobody may change them afterwards.
+    kept = kept.copy() if np.may_share_memory(kept, values) and _writeable(values) else kept.view()
+    kept.flags.writeable = False
+    return kept
+
+
+def _writeable(values: np.ndarray) -> bool:
+    """Whether an array can be changed, through itself or through what it is a view of."""
+    owner: Any = values
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        owner = owner.base
+    return owner is not None
 
 
 def _parsed(values: np.ndarray, features: np.ndarray, label: str) -> np.ndarray:

@@ -51,6 +51,13 @@ def simulate(out: Path, truth: Path | None, options: dict[str, Any]) -> Answer:
     return Answer(facts, [str(recording), f"saved {out}" + (f" and {truth}" if truth else "")])
 
 
+def _spare_inputs(out: Path, *inputs: Path | None) -> None:
+    """Refuse to write over what is read."""
+    for given in inputs:
+        if given is not None and out.resolve() == Path(given).resolve():
+            raise ValueError(f"{out} is an input; give OUT another name")
+
+
 def fit(
     path: Path,
     out: Path,
@@ -59,7 +66,8 @@ def fit(
     flags: Mapping[str, Any],
     selection: Mapping[str, Any],
 ) -> Answer:
-    """Fit and save."""
+    """Fit and save; an interrupted fit never replaces a finished one."""
+    _spare_inputs(out, path, config)
     settings, part = read_settings(config, assignments, flags)
     estimator = estimator_of(settings)
     recording = open_any(path, {**part, **selection})
@@ -67,10 +75,13 @@ def fit(
     start = time.perf_counter()
     fitted = estimator.fit(recording)
     seconds = time.perf_counter() - start
+    interrupted = "interrupted" in fitted.stop_reason_
+    if interrupted and out.exists():
+        out = out.with_name(f"{out.stem}.interrupted{out.suffix}")
     fitted.save(out)
     facts = {"archive": str(out), "seconds": seconds, **fit_facts(fitted)}
     lines = [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"]
-    return Answer(facts, lines, exit_code=130 if "interrupted" in fitted.stop_reason_ else 0)
+    return Answer(facts, lines, exit_code=130 if interrupted else 0)
 
 
 def predict(
@@ -82,6 +93,7 @@ def predict(
     selection: Mapping[str, Any],
 ) -> Answer:
     """Predict and save."""
+    _spare_inputs(out, path, fit_path)
     fitted, recording = archive.open_fit(fit_path), open_any(path, selection)
     every, extra = options["every"], {"noise": True} if options["noise"] else {}
     if extra and "noise" not in inspect.signature(fitted.predict).parameters:
@@ -110,6 +122,8 @@ def evaluate(
     selection: Mapping[str, Any],
 ) -> Answer:
     """Score held-out predictions, of copies of an estimator or of a fit: `made` is its path, training and runs."""
+    if out is not None:
+        _spare_inputs(out, path, config, made["path"])
     wanted, seed = _targets(targets), options.pop("seed")
     if made["path"] is not None:
         if config is not None or assignments:
@@ -139,6 +153,7 @@ def plot(
     dpi: int,
 ) -> Answer:
     """Draw and save one picture."""
+    _spare_inputs(out, path, recording_path)
     import_module("matplotlib").use("Agg")
     plots = import_module("msrm.plots")
     if what == "prediction":

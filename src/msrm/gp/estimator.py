@@ -95,8 +95,7 @@ class GPMSRM(GPDensity):
         """
         if not isinstance(recording, Recording):
             raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
-        if not (isinstance(self.n_starts, int | np.integer) and self.n_starts >= 1):
-            raise ValueError(f"n_starts must be a positive integer, found {self.n_starts!r}.")
+        self.specification  # noqa: B018 - refuses bad arguments before any data is read
         _check_variation(recording)
         standardization = self.standardization(recording)
         likelihood, choice = self.prepared(recording, reduce=True, standardization=standardization)

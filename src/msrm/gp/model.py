@@ -296,8 +296,15 @@ def likelihood_of(specification: Specification, pairs: list[PairData], name: str
 
 
 def _check_choices(model: GPDensity) -> None:
-    if not isinstance(model.n_factors, int | np.integer) or model.n_factors < 1:
-        raise ValueError(f"n_factors must be a positive integer, found {model.n_factors!r}.")
+    for name in ("n_factors", "n_starts", "max_iter"):
+        if not isinstance(getattr(model, name), int | np.integer) or getattr(model, name) < 1:
+            raise ValueError(f"{name} must be a positive integer, found {getattr(model, name)!r}.")
+    if not model.tol > 0.0:
+        raise ValueError(f"tol must be positive nats, found {model.tol!r}.")
+    if isinstance(model.run_offsets, str):
+        raise TypeError(f"run_offsets must be a tuple of modalities, such as ({model.run_offsets!r},).")
+    if not model.responses:
+        raise ValueError("responses is empty: give each modality a response, such as {'brain': Identity()}.")
     for modality, response in model.responses.items():
         if not isinstance(response, Response):
             raise TypeError(f"responses[{modality!r}] must be a response such as Identity(), found {response!r}.")

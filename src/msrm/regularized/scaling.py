@@ -45,7 +45,14 @@ def pair_scale(streams: Sequence[Stream]) -> PairScale:
     counts = np.zeros(sum(stream.n_times for stream in streams), np.int64)
     for span, pieces in feature_blocks(streams):
         data = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-        centre, spread = _moments(data)
+        with np.errstate(over="ignore"):
+            centre, spread = _moments(data)
+        if np.isinf(spread).any():
+            name = str(streams[0].features[span][np.flatnonzero(np.isinf(spread))[0]])
+            raise ValueError(
+                f"{streams[0].modality!r} of {streams[0].participant}: feature {name!r} has values so "
+                "large that their variance overflows. Rescale them, or mend the reading."
+            )
         taking_part = spread > 0
         mean[span], sd[span] = np.where(taking_part, (centre, spread), np.nan)
         if taking_part.all() and np.isfinite(data.sum()):
