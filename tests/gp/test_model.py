@@ -393,7 +393,9 @@ def test_separate_responses_are_refused_by_the_gp():
 @pytest.mark.usefixtures("quiet")
 def test_auto_says_why():
     gp = GPMSRM(2, RESPONSES)
-    _, choice = gp.prepared(small_recording(masked=False), reduce=False)
+    values = np.arange(12.0)[:, None] % 5
+    short = Recording.from_dict({"p1": {"r": {"brain": (values, 1.8 * np.arange(12))}}})
+    _, choice = gp.prepared(short, reduce=False)
     assert choice.name == "dense"
     assert "dense (order" in choice.reason
     assert "statespace" in choice.reason

@@ -20,10 +20,10 @@ from msrm.responses import Response
 
 LIKELIHOODS = ("auto", "dense", "statespace")
 STEP_SHARE = 0.3  # of the length scale: the spacing from which grids are refined
-# Seconds of a warm value and gradient of one run on one core, fitted to recordings of 30 to 450 s with K from 1 to 6:
+# Seconds of a warm value and gradient of one run on one core, fitted to recordings of 40 to 450 s, on an idle core:
 # fixed, per square and cube of the dense order; fixed, per entry of the band and per operation of its factorization.
-_DENSE = 8e-3, 5e-8, 7e-11
-_BAND = 6e-3, 5e-8, 4e-10
+_DENSE = 1.5e-2, 5e-8, 5e-11
+_BAND = 1.6e-2, 3e-9, 2.2e-11
 _REFINED = 0.5  # of the first spacing: where grids usually end
 
 
