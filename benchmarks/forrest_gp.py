@@ -7,7 +7,7 @@ FOLDER is recordings/forrest: two panels' ratings of a film (`ao` heard it, `av`
 picture. Runs 1 to 3 train; `av`'s emotion in run 4 is predicted from `ao`'s and the film's streams. Every candidate is
 scored by the log predictive density of each training run from the other two; run 4 is read after the choice, once.
 Prints one JSON object a line. With `--log FILE` candidates found there are not computed again, and `--seconds` ends a
-session early; call it again to go on.
+sitting early; call it again to go on.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def held_out(candidate: Record, recording: msrm.Recording) -> Record:
 
 
 def logged(path: Path | None) -> dict[str, Record]:
-    """Candidates of an earlier session, by their description."""
+    """Candidates of an earlier sitting, by their description."""
     lines = [] if path is None or not path.exists() else path.read_text().splitlines()
     return {json.dumps(one["candidate"]): one for one in map(json.loads, lines) if "log_density_gain" in one}
 
