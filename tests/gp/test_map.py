@@ -336,9 +336,10 @@ def test_running_out_of_iterations_is_told(recording):
 
 
 def test_a_start_that_is_not_finite_names_the_term():
-    data = {"a": {"run-1": {"brain": (1e200 * np.random.default_rng(0).standard_normal((9, 2)), np.arange(9.0))}}}
+    data = {"a": {"run-1": {"brain": (1e153 * np.random.default_rng(0).standard_normal((9, 2)), np.arange(9.0))}}}
     with (
         np.errstate(over="ignore", invalid="ignore"),
+        pytest.warns(msrm.gp.UnitsWarning, match="prior sds"),
         pytest.raises(ValueError, match=r"not finite at any of \d+ starts. At 'components': .*not finite"),
     ):
         GPMSRM(1, {"brain": msrm.Identity()}, likelihood="dense", progress=False).fit(msrm.Recording.from_dict(data))

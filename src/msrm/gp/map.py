@@ -238,9 +238,9 @@ class _Search:
         if not self.runners:
             raise KeyboardInterrupt
         start = self.runners[0].start
+        reason = Ascent(self.likelihood).diagnostic(start.parameters) or "a gradient is not finite; rescale the data"
         raise ValueError(
-            f"The objective is not finite at any of {len(self.runners)} starts. At {start.name!r}: "
-            f"{Ascent(self.likelihood).diagnostic(start.parameters)}."
+            f"The objective is not finite at any of {len(self.runners)} starts. At {start.name!r}: {reason}."
         )
 
 
