@@ -6,8 +6,6 @@ deadlock on few cores. Smaller matrices, and every other platform, use XLA's nat
 with functions of this module, so they differentiate again:
 
     d log det A = tr(A^-1 dA),  d(A^-1 b) = A^-1 (db - dA x),  dL = L Phi(L^-1 dA L^-T),  d A^-1 = -A^-1 dA A^-1
-
-Importing this module switches on float64 and the highest matmul precision, before JAX makes an array.
 """
 
 from typing import Any
@@ -21,9 +19,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.scipy.linalg import solve_triangular
 
 from msrm.gp.cholesky import ACCELERATOR_ORDER, LAPACK_ORDER, check_order, host_memory, inverse_of_factor, lower_factor
-
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_default_matmul_precision", "highest")
+from msrm.gp.jax_settings import FLOAT
 
 __all__ = [
     "cholesky",
@@ -79,7 +75,7 @@ def guard(order: int, *, copies: float) -> None:
 
 def _checked(matrix: Array) -> Array:
     matrix = jnp.asarray(matrix)
-    if matrix.dtype != jnp.float64:
+    if matrix.dtype != FLOAT:
         raise TypeError(f"a factorization needs float64, found {matrix.dtype}; convert before the matrix is formed")
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"a factorization needs square matrices, found shape {matrix.shape}")

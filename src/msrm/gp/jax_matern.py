@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from numpy.polynomial.legendre import leggauss
 
+from msrm.gp.jax_settings import FLOAT
 from msrm.latent_grid import Matern
 
 __all__ = ["PriorBlocks", "cell_covariance", "cell_means", "noise", "prior_blocks", "small_inverse", "transition"]
@@ -47,7 +48,7 @@ def small_inverse(matrix: Array) -> tuple[Array, Array]:
     diagonal = jnp.diagonal(matrix, axis1=-2, axis2=-1)
     scale = 1.0 / jnp.sqrt(diagonal)
     unit = matrix * scale[..., :, None] * scale[..., None, :]
-    one = jnp.ones(matrix.shape[:-2])
+    one = jnp.ones(matrix.shape[:-2], FLOAT)
     if order == 1:
         rows, determinant = [one[..., None]], one
     elif order == 2:

@@ -20,6 +20,7 @@ from numpy.polynomial import chebyshev
 from numpy.polynomial.laguerre import laggauss
 from scipy.special import gammainccinv
 
+from msrm.gp.jax_settings import FLOAT
 from msrm.responses import Bateman, DoubleGamma, Free, Gamma, Gaussian, Response
 from msrm.responses.cells import gauss_rule, unit_gauss
 
@@ -123,7 +124,7 @@ class _Part:
     def density(self, s: Array, values: Values) -> Array:
         k, scale = values[self.shape], values[self.scale]
         x = jnp.maximum(s / scale, _TINY)
-        density = jnp.exp((k - 1) * jnp.log(x) - x - gammaln(jnp.asarray(k, dtype=float))) / scale
+        density = jnp.exp((k - 1) * jnp.log(x) - x - gammaln(jnp.asarray(k, FLOAT))) / scale
         return density if self.ratio is None else -values[self.ratio] * density
 
 
