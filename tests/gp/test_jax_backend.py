@@ -321,6 +321,22 @@ def test_whole_likelihood_agrees_with_numpy(option):
     assert native.diagnostic(parameters) == ""
 
 
+@pytest.mark.slow
+def test_two_spacings_extrapolate_value_and_gradient():
+    likelihood = prepared("masked")
+    parameters, backend = some_parameters(likelihood.layout), likelihood.backend
+    fine, coarse = likelihood.with_backend(backend.at_step(0.45)), likelihood.with_backend(backend.at_step(0.9))
+    native = NativeLikelihood(fine, parameters=parameters, room=1.0, coarse=coarse.backend)
+    value, gradient = native.value_and_gradient(parameters)
+    (a, on_a), (b, on_b) = fine.value_and_gradient(parameters), coarse.value_and_gradient(parameters)
+    # The error falls as the fourth power of the spacing; 16 is that of their ratio.
+    np.testing.assert_allclose(value, (16 * a - b) / 15, rtol=1e-12)
+    for name, slope in gradient.items():
+        np.testing.assert_allclose(slope, (16 * on_a[name] - on_b[name]) / 15, rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match=r"coarser spacing must exceed 0\.45 s, found 0\.45 s"):
+        NativeLikelihood(fine, coarse=fine.backend)
+
+
 def test_whole_likelihood_says_why_it_is_nan():
     likelihood = prepared("masked")
     parameters = some_parameters(likelihood.layout)

@@ -20,7 +20,7 @@ from jax.scipy.linalg import solve_triangular
 
 from msrm.gp.jax_cholesky import cholesky
 
-__all__ = ["Sequential", "Solver", "inverse_factor", "log_evidence", "pad", "transposed"]
+__all__ = ["Sequential", "Solver", "inverse_factor", "log_evidence", "pad", "pad_identity", "transposed"]
 
 
 class Solver(Protocol):

@@ -66,7 +66,13 @@ class Chain:
         return np.roll(last, 1), last
 
 
-def chain_of(backend: StateSpace, values: Mapping[str, Mapping[str, float]] | None = None, room: float = 1.0) -> Chain:
+def chain_of(
+    backend: StateSpace,
+    values: Mapping[str, Mapping[str, float]] | None = None,
+    room: float = 1.0,
+    *,
+    least_points: int = 1,
+) -> Chain:
     """The chain whose windows hold every node with supports ``room`` times as long as at ``values``.
 
     Parameters
@@ -76,6 +82,8 @@ def chain_of(backend: StateSpace, values: Mapping[str, Mapping[str, float]] | No
         Free response parameters; their starts by default.
     room : float
         At least 1, for responses with free parameters; what their bounds allow is never exceeded.
+    least_points : int
+        Grid points that a block has at least.
 
     Raises
     ------
@@ -84,7 +92,7 @@ def chain_of(backend: StateSpace, values: Mapping[str, Mapping[str, float]] | No
     """
     if not room >= 1.0:
         raise ValueError(f"room must be at least 1, found {room!r}.")
-    points = -(-_LEAST_ORDER // (backend.n_factors * backend.matern.dimension))
+    points = max(least_points, -(-_LEAST_ORDER // (backend.n_factors * backend.matern.dimension)))
     for groups in backend.groups.values():
         for modality, group in groups.items():
             low, high = group.response.support(dict((values or {}).get(modality) or {}))

@@ -19,7 +19,7 @@ from jax import Array
 from msrm.gp.blocks import Sequential, Solver
 from msrm.gp.cyclic import Parallel
 from msrm.gp.jax_pairs import ModalitySums
-from msrm.gp.jax_statespace import STATUS, NodeStatistics, StateSpaceChain
+from msrm.gp.jax_statespace import STATUS, ExtrapolatedChain, NodeStatistics, StateSpaceChain
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.node_terms import class_sums
 from msrm.gp.parameters import FreeLengthScale, Parameters
@@ -146,12 +146,14 @@ class NativeLikelihood:
         Where a search or chain starts; the responses' starts by default.
     room : float
         How much longer than there supports may become; blocks are larger by as much.
+    coarse : StateSpace, optional
+        The backend at a coarser spacing: value and gradient are then extrapolated from both to a vanishing spacing.
 
     Attributes
     ----------
     data : pytree of arrays
         First argument of `log_likelihood`.
-    chain : StateSpaceChain
+    chain : StateSpaceChain or ExtrapolatedChain
 
     Raises
     ------
@@ -168,6 +170,7 @@ class NativeLikelihood:
         solver: str | Solver = "parallel",
         parameters: Mapping[str, Any] | None = None,
         room: float = 1.25,
+        coarse: StateSpace | None = None,
     ) -> None:
         backend, specification = likelihood.backend, likelihood.specification
         if not isinstance(backend, StateSpace):
@@ -178,13 +181,13 @@ class NativeLikelihood:
         self.likelihood = likelihood
         scale = specification.length_scale
         values = None if parameters is None else specification.response_values(parameters)
-        self.chain = StateSpaceChain(
-            backend,
-            _solver(solver),
-            length_scale=None if isinstance(scale, FreeLengthScale) else float(scale),
-            values=values,
-            room=room,
-        )
+        length_scale = None if isinstance(scale, FreeLengthScale) else float(scale)
+        settings: dict[str, Any] = {"length_scale": length_scale, "values": values, "room": room}
+        self.chain: StateSpaceChain | ExtrapolatedChain
+        if coarse is None:
+            self.chain = StateSpaceChain(backend, _solver(solver), **settings)
+        else:
+            self.chain = ExtrapolatedChain(backend, coarse, _solver(solver), **settings)
         self._sums, observed = {}, {}
         for modality in self.chain.counts:
             terms = [one for one in likelihood.terms if one.pair.modality == modality]
