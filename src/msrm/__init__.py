@@ -21,7 +21,7 @@ _HOMES = {
     "archive": ("open_fit",),
 }
 _GP_HOMES = {
-    "gp": ("GPMSRM",),
+    "gp": ("GPMSRM", "Draws"),
     "sample_runs": ("sample_runs",),
 }
 _SUBMODULES = ("runtime", "plots", "diagnostics", "evaluation", "gp", "fleet")
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from msrm.evaluation import evaluate as evaluate
     from msrm.evaluation import score as score
     from msrm.gp import GPMSRM as GPMSRM
+    from msrm.gp import Draws as Draws
     from msrm.priors import LogNormal as LogNormal
     from msrm.priors import Normal as Normal
     from msrm.priors import Priors as Priors

@@ -21,6 +21,7 @@ __all__ = ["FITTED", "FORMAT", "open_fit", "read_tree", "save_fit", "write_tree"
 _RESERVED = ("kind", "msrm_format", "msrm_version", "created")
 # Fitted classes of the package, each with `to_tree` and `from_tree`; the name is the archive's kind.
 FITTED = ("RMSRM", "GPMSRM")
+_OPENED = (*FITTED, "Draws")
 
 
 def write_tree(tree: xr.DataTree, path: str | os.PathLike[str], *, kind: str) -> Path:
@@ -131,16 +132,16 @@ def save_fit(fitted: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def open_fit(path: str | os.PathLike[str]) -> Any:
-    """The fitted model of an archive; it predicts identically to the one that was saved.
+    """The fitted model or the draws of an archive; they predict identically to those that were saved.
 
     Parameters
     ----------
     path : path-like
-        A file made by ``fit.save``.
+        A file made by ``fit.save`` or ``draws.save``.
 
     Returns
     -------
-    estimator
+    estimator or Draws
         Of the class that was saved.
 
     Raises
@@ -152,9 +153,9 @@ def open_fit(path: str | os.PathLike[str]) -> Any:
     """
     tree = read_tree(path)
     kind = tree.attrs["kind"]
-    if kind not in FITTED:
+    if kind not in _OPENED:
         raise ValueError(
-            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(FITTED)}); use msrm.archive.read_tree"
+            f"{path}: holds a {kind!r}, not a fitted model ({', '.join(FITTED)}) or draws; use msrm.archive.read_tree"
         )
     # By the package's own name, which says what to install when the model's extra is missing.
     return getattr(msrm, kind).from_tree(tree)

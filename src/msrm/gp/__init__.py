@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"GPMSRM": "estimator", "UnitsWarning": "model"}
+_HOMES = {"Draws": "draws", "GPMSRM": "estimator", "UnitsWarning": "model"}
 
-__all__ = ["GPMSRM", "UnitsWarning"]
+__all__ = ["GPMSRM", "Draws", "UnitsWarning"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,5 +15,6 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
+    from msrm.gp.draws import Draws as Draws
     from msrm.gp.estimator import GPMSRM as GPMSRM
     from msrm.gp.model import UnitsWarning as UnitsWarning

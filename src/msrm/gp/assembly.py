@@ -87,7 +87,7 @@ def assembled(
     }
     tree = xr.DataTree.from_dict(nodes)
     tree.attrs = {"recording_digest": recording.digest(), **attributes}
-    empty = Ensemble(model.model_, {}, {}, {}, {})
+    empty = Ensemble(model.model_, {}, {}, {}, {}, np.empty((0, 2), np.intp))
     draws = Draws(tree, model, rows, turns, empty, {pair.key: pair for pair in layout.pairs})
     return replace(draws, ensemble=_ensemble(model, specification, layout, start, draws, chains, scalars))
 
@@ -253,7 +253,14 @@ def _ensemble(
                 sums[kind].setdefault(where, []).append(value)
     stacked = {kind: {where: np.array(values) for where, values in parts.items()} for kind, parts in sums.items()}
     arrays = {name: np.array(values) for name, values in parameters.items()}
-    return Ensemble(model.model_, arrays, stacked["precision"], stacked["information"], stacked["coefficients"])
+    return Ensemble(
+        model.model_,
+        arrays,
+        stacked["precision"],
+        stacked["information"],
+        stacked["coefficients"],
+        np.array(members, np.intp),
+    )
 
 
 def _named(specification: Specification, pair: Any, rows: Array, turn: Array) -> dict[str, Array]:

@@ -6,19 +6,25 @@ are kept, predictions from an :class:`~msrm.gp.ensemble.Ensemble`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+import msrm
+from msrm import archive
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
 from msrm.gp.data import Key, PairData
+from msrm.gp.draws_tree import draws_parts, draws_tree
 from msrm.gp.ensemble import Ensemble
+from msrm.gp.raw_file import write_loading_draws
 from msrm.gp.raw_rows import raw_rows
+from msrm.gp.stored_basis import StoredPair
 from msrm.recording import Recording
 
 if TYPE_CHECKING:
@@ -45,8 +51,9 @@ class Draws:
         Rotations that bring each draw's loadings closest to the MAP's (Procrustes), used on demand.
     ensemble : Ensemble
         A few draws in raw features: what predictions average over.
-    pairs : {(participant, modality): PairData}
-        The data, for raw features on demand.
+    pairs : {(participant, modality): PairData or StoredPair}
+        The data or the stored bases, for raw features on demand; empty when an archive holds neither
+        (:meth:`with_recording`).
     """
 
     tree: xr.DataTree
@@ -54,7 +61,7 @@ class Draws:
     rows: dict[Key, Array]
     turns: Array
     ensemble: Ensemble
-    pairs: dict[Key, PairData]
+    pairs: Mapping[Key, PairData | StoredPair]
 
     @property
     def n_factors(self) -> int:
@@ -75,7 +82,7 @@ class Draws:
         participant: str,
         modality: str,
         *,
-        features: Sequence[str] | None = None,
+        features: range | Sequence[str] | None = None,
         aligned: bool = True,
         thin: int = 1,
     ) -> xr.DataArray:
@@ -84,8 +91,8 @@ class Draws:
         Parameters
         ----------
         participant, modality : str
-        features : sequence of str, optional
-            Which features; all by default.
+        features : range or sequence of str, optional
+            Positions or names; all by default.
         aligned : bool
             Rotate every draw to the MAP (Procrustes over all loadings); raw draws are free to rotate.
         thin : int
@@ -111,7 +118,7 @@ class Draws:
         return xr.DataArray(values, coords, ("chain", "draw", "feature", "factor"), name="loading")
 
     def offset(
-        self, participant: str, modality: str, *, features: Sequence[str] | None = None, thin: int = 1
+        self, participant: str, modality: str, *, features: range | Sequence[str] | None = None, thin: int = 1
     ) -> xr.DataArray:
         """Draws of an offset in raw features, (chain, draw, feature); parameters and errors as `loading`."""
         rows, names, kept = self._raw((participant, modality), features, thin)
@@ -150,25 +157,124 @@ class Draws:
         """As :meth:`msrm.GPMSRM.transform`, averaged over the ensemble."""
         return self.ensemble.average(partial(prediction.transform, recording=recording, times=times))
 
+    def save(self, path: str | Path, *, bases: bool | None = None) -> Path:
+        """Write the draws and their MAP to one archive file, which `msrm.open_fit` reads.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to make or replace.
+        bases : bool, optional
+            Store the rotated bases, as large as the recording, so that raw features (`loading`, `offset`,
+            `write_loadings`) need no recording after opening. By default up to 256 MB; everything else never needs it.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        OSError
+            When the file cannot be written; an earlier one is intact.
+        """
+        return archive.write_tree(self.to_tree(bases=bases), path, kind="Draws")
+
+    def to_tree(self, *, bases: bool | None = None) -> xr.DataTree:
+        """The draws as plain numbers and text, ArviZ's groups at the top; `bases` as in `save`."""
+        return draws_tree(self, bases=bases)
+
+    @classmethod
+    def from_tree(cls, tree: xr.DataTree) -> "Draws":
+        """The draws of a tree made by :meth:`to_tree`."""
+        parts = draws_parts(tree)
+        model = msrm.GPMSRM.from_tree(parts.pop("map"))
+        ensemble = Ensemble(model.model_, **parts.pop("ensemble"))
+        return cls(model=model, ensemble=ensemble, **parts)
+
+    def with_recording(self, recording: Recording) -> Self:
+        """The same draws with the recording they were made from at hand, for raw features.
+
+        Raises
+        ------
+        ValueError
+            For another recording.
+        """
+        digest = str(self.tree.attrs["recording_digest"])
+        if recording.digest() != digest:
+            raise ValueError(
+                f"The draws were made from the recording with digest {digest[:12]}..., not {recording.digest()[:12]}..."
+            )
+        likelihood, _ = self.model.prepared(recording, reduce=True, standardization=self.model.model_.standardization)
+        return replace(self, pairs={pair.key: pair for pair in likelihood.nodes.pairs})
+
+    def write_loadings(
+        self,
+        path: str | Path,
+        participant: str,
+        modality: str,
+        *,
+        features: range | Sequence[str] | None = None,
+        aligned: bool = True,
+    ) -> Path:
+        """Write draws of a loading in raw features to a netCDF-4 file, in pieces that fit in memory.
+
+        Parameters
+        ----------
+        path : path-like
+        participant, modality : str
+        features : range or sequence of str, optional
+            Positions such as ``range(0, 5000)``, or names; all by default.
+        aligned : bool
+            As in `loading`.
+
+        Returns
+        -------
+        Path
+            ``loading`` (chain, draw, feature, factor), with the archive's seal.
+
+        Raises
+        ------
+        ValueError, OSError
+            For a pair or feature that is not there, or a file that cannot be written.
+        """
+        key = participant, modality
+        pair, names = self._pair(key), self.ensemble.base.features[key]
+        wanted = _places_of(names, features, key)
+        facts = {"participant": participant, "modality": modality, "n_factors": self.n_factors, "kind": "Loadings"}
+        facts["recording_digest"] = str(self.tree.attrs["recording_digest"])
+        turns = self.turns if aligned else None
+        return write_loading_draws(
+            Path(path), pair, self.rows[key], turns, names[wanted], wanted, partial(self._seeds, key=key), facts
+        )
+
     @cached_property
     def _places(self) -> dict[Key, int]:
         return {key: place for place, key in enumerate(self.rows)}
 
-    def _raw(self, key: Key, features: Sequence[str] | None, thin: int) -> tuple[Array, NDArray[Any], NDArray[Any]]:
+    def _raw(
+        self, key: Key, features: range | Sequence[str] | None, thin: int
+    ) -> tuple[Array, NDArray[Any], NDArray[Any]]:
         """Raw rows (chain, draw, feature, k) of the wanted features and every thin-th draw, with their labels."""
+        pair, names = self._pair(key), self.ensemble.base.features[key]
+        wanted = _places_of(names, features, key)
+        kept = np.arange(0, self.rows[key].shape[1], thin)
+        out = [
+            raw_rows(pair, rows, self._seeds(chain, kept, key))[:, wanted]
+            for chain, rows in enumerate(self.rows[key][:, ::thin])
+        ]
+        return np.array(out), names[wanted], self.posterior["draw"].values[::thin]
+
+    def _pair(self, key: Key) -> PairData | StoredPair:
+        """What turns a pair's rows back into raw features."""
         if key not in self.rows:
             known = ", ".join(f"{p}/{m}" for p, m in self.rows)
             raise ValueError(f"{key[0]}/{key[1]} is not in the draws, which have {known}")
-        names = self.ensemble.base.features[key]
-        wanted = np.arange(len(names)) if features is None else _places_of(names, features, key)
-        chosen = self.rows[key][:, ::thin]
-        out = [
-            raw_rows(self.pairs[key], rows, self._seeds(chain, np.arange(0, self.rows[key].shape[1], thin), key))[
-                :, wanted
-            ]
-            for chain, rows in enumerate(chosen)
-        ]
-        return np.array(out), names[wanted], self.posterior["draw"].values[::thin]
+        if key not in self.pairs:
+            raise ValueError(
+                f"Raw features of {key[0]}/{key[1]} need the recording: the archive was saved without its bases. "
+                "Use draws.with_recording(recording), or save with bases=True."
+            )
+        return self.pairs[key]
 
     def _seeds(self, chain: int, draws: NDArray[np.intp], key: Key) -> list[tuple[int, ...]]:
         """What the null rows of each draw are seeded by."""
@@ -187,7 +293,15 @@ def channel_labels(features: Mapping[Key, NDArray[Any]]) -> xr.Dataset:
 _PARTS = ("participant", "modality", "feature")
 
 
-def _places_of(names: NDArray[Any], wanted: Sequence[str], key: Key) -> NDArray[np.intp]:
+def _places_of(names: NDArray[Any], wanted: range | Sequence[str] | None, key: Key) -> NDArray[np.intp]:
+    """Positions of features given by name or position."""
+    if wanted is None:
+        return np.arange(len(names))
+    if isinstance(wanted, range):
+        places = np.array(wanted, dtype=np.intp)
+        if len(places) and not 0 <= places.min() <= places.max() < len(names):
+            raise ValueError(f"{key[1]!r} of {key[0]} has {len(names)} features, positions 0 to {len(names) - 1}")
+        return places
     place = {str(name): i for i, name in enumerate(names)}
     missing = [name for name in wanted if name not in place]
     if missing:

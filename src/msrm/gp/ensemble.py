@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from msrm.gp.fitted import FittedGP, TrainingNodes
 from msrm.nodes import GroupStatistics
@@ -38,6 +39,10 @@ class Ensemble:
         What the training data say of their nodes at each member.
     coefficients : {(run, modality): (member, node, 2)}
         Of differenced nodes.
+    members : (member, 2) int
+        Chain and draw of each.
+    weights : (member,), optional
+        Of mixtures, summing to 1; equal by default.
     """
 
     base: FittedGP
@@ -45,6 +50,8 @@ class Ensemble:
     precision: dict[tuple[str, str], Array]
     information: dict[tuple[str, str], Array]
     coefficients: dict[tuple[str, str], Array]
+    members: NDArray[np.intp]
+    weights: Array | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -71,7 +78,7 @@ class Ensemble:
 
     def average(self, answer: Callable[[FittedGP], xr.DataTree]) -> xr.DataTree:
         """The mixture over members of trees whose nodes hold `mean` and `variance`."""
-        return mixture([answer(member) for member in self])
+        return mixture([answer(member) for member in self], self.weights)
 
     @cached_property
     def nbytes(self) -> int:
@@ -80,13 +87,15 @@ class Ensemble:
         return sum(array.nbytes for part in parts for array in part.values())
 
 
-def mixture(trees: list[xr.DataTree]) -> xr.DataTree:
-    """The equal mixture of answers of the same shape.
+def mixture(trees: list[xr.DataTree], weights: Array | None = None) -> xr.DataTree:
+    """The mixture of answers of the same shape.
 
     Parameters
     ----------
     trees : list of DataTree
-        Nodes with `mean` and `variance`, perhaps `covariance` and `supported`.
+        Nodes with `mean` and `variance`, perhaps `covariance`, `supported`, `log_density` and `probability`.
+    weights : (tree,), optional
+        Summing to 1; equal by default.
 
     Returns
     -------
@@ -97,7 +106,7 @@ def mixture(trees: list[xr.DataTree]) -> xr.DataTree:
     for node in trees[0].subtree:
         if "mean" in node.data_vars:
             path = node.relative_to(trees[0])
-            nodes[path] = _mixed([_dataset(tree, path) for tree in trees])
+            nodes[path] = _mixed([_dataset(tree, path) for tree in trees], weights)
     return xr.DataTree.from_dict(nodes)
 
 
@@ -107,11 +116,15 @@ def _dataset(tree: xr.DataTree, path: str) -> xr.Dataset:
     return node.to_dataset(inherit=False)
 
 
-def _mixed(members: list[xr.Dataset]) -> xr.Dataset:
+def _mixed(members: list[xr.Dataset], weights: Array | None) -> xr.Dataset:
     first = members[0]
+
+    def averaged(values: Array) -> Array:
+        return values.mean(axis=0) if weights is None else np.tensordot(weights, values, 1)
+
     means = np.array([member["mean"].values for member in members])
-    centre = means.mean(axis=0)
-    variance = np.mean([member["variance"].values for member in members], axis=0) + means.var(axis=0)
+    centre = averaged(means)
+    variance = averaged(np.array([member["variance"].values for member in members])) + averaged((means - centre) ** 2)
     variables: dict[str, Any] = {
         "mean": (first["mean"].dims, centre),
         "variance": (first["variance"].dims, variance),
@@ -119,15 +132,23 @@ def _mixed(members: list[xr.Dataset]) -> xr.Dataset:
     if "supported" in first:
         variables["supported"] = (first["supported"].dims, np.all([m["supported"].values for m in members], axis=0))
     if "covariance" in first:
-        within = np.mean([member["covariance"].values for member in members], axis=0)
-        variables["covariance"] = (first["covariance"].dims, within + _between(first, means - centre))
+        within = averaged(np.array([member["covariance"].values for member in members]))
+        variables["covariance"] = (first["covariance"].dims, within + _between(first, means - centre, weights))
+    if "log_density" in first:
+        heights = np.array([member["log_density"].values for member in members])
+        share = np.full(len(members), 1.0 / len(members)) if weights is None else weights
+        total = logsumexp(heights, axis=0, b=share.reshape(-1, *(1,) * (heights.ndim - 1)))
+        variables["log_density"] = (first["log_density"].dims, total)
+        below = averaged(np.array([member["probability"].values for member in members]))
+        variables["probability"] = (first["probability"].dims, below)
     return xr.Dataset(variables, first.coords)
 
 
-def _between(first: xr.Dataset, deviations: Array) -> Array:
+def _between(first: xr.Dataset, deviations: Array, weights: Array | None) -> Array:
     """Covariance of the members' means, laid out like `covariance`: its dimensions name which entries go together."""
     letters = {dim: chr(ord("a") + i) for i, dim in enumerate(first["covariance"].dims)}
     own = "".join(letters[dim] for dim in first["mean"].dims)
     other = "".join(letters.get(f"other_{dim}", letters[dim]) for dim in first["mean"].dims)
     out = "".join(letters.values())
-    return np.einsum(f"z{own},z{other}->{out}", deviations, deviations) / len(deviations)
+    share = np.full(len(deviations), 1.0 / len(deviations)) if weights is None else weights
+    return np.einsum(f"z,z{own},z{other}->{out}", share, deviations, deviations, optimize=True)

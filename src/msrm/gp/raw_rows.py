@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msrm.gp.data import PairData
+from msrm.gp.stored_basis import StoredPair
 
 __all__ = ["raw_rows"]
 
@@ -18,13 +19,13 @@ Array = NDArray[np.float64]
 _TOGETHER_BYTES = 2**26  # of raw rows turned back in one pass over the data
 
 
-def raw_rows(pair: PairData, rows: Array, seeds: Sequence[tuple[int, ...]]) -> Array:
+def raw_rows(pair: PairData | StoredPair, rows: Array, seeds: Sequence[tuple[int, ...]]) -> Array:
     """Rows of raw features.
 
     Parameters
     ----------
-    pair : PairData
-        Rotated, with its data at hand.
+    pair : PairData or StoredPair
+        Rotated, with its data at hand or its basis stored.
     rows : (draw, coordinate, k)
         With the coordinates that stand for null rows at the end (:mod:`msrm.gp.gibbs.design`).
     seeds : one tuple of int for each draw
@@ -45,7 +46,7 @@ def raw_rows(pair: PairData, rows: Array, seeds: Sequence[tuple[int, ...]]) -> A
     return out
 
 
-def _turned_back(pair: PairData, rows: Array, seeds: Sequence[tuple[int, ...]]) -> Array:
+def _turned_back(pair: PairData | StoredPair, rows: Array, seeds: Sequence[tuple[int, ...]]) -> Array:
     n_draws, _, k = rows.shape
     reduced, own = pair.reduced, pair.n_coordinates
     assert reduced is not None

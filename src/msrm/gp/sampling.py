@@ -100,7 +100,7 @@ def sample(
     finally:
         if path is None:
             shutil.rmtree(folder)
-    attributes = {"kind": "Draws", **settings, "step": backend.step, "residual": sorted(backend.residual)}
+    attributes = {**settings, "step": backend.step, "residual": sorted(backend.residual)}
     return assembled(model, recording, specification, layout, start, read, attributes)
 
 
@@ -123,7 +123,7 @@ def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int
 
 
 def _grid_backend(model: Any, likelihood: Likelihood) -> StateSpace:
-    """The fit's grid, or for a dense fit one within the likelihood's tolerance at the MAP."""
+    """The fit's grid, or for a dense or extrapolated fit one within the likelihood's tolerance at the MAP."""
     fitted = model.model_
     chosen = select_likelihood(
         "statespace",
@@ -134,10 +134,15 @@ def _grid_backend(model: Any, likelihood: Likelihood) -> StateSpace:
         length_scale_slope=False,
     ).backend
     assert isinstance(chosen, StateSpace)
-    if fitted.backend == "statespace":
+    if fitted.backend == "statespace" and np.isnan(fitted.coarse_step):
         return chosen.at_step(fitted.step).with_residual(fitted.residual)
     parameters = _reduced(likelihood, fitted.parameters)
-    found, _ = resolved(chosen, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance)
+    found, _ = resolved(
+        chosen,
+        lambda one: likelihood.with_backend(one).value(parameters),
+        model.likelihood_tolerance,
+        extrapolate=False,
+    )
     assert isinstance(found, StateSpace)
     return found
 
