@@ -93,7 +93,10 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
         )
         parameters = found.point.parameters
     backend, error = resolved(
-        likelihood.backend, lambda one: likelihood.with_backend(one).value(parameters), model.likelihood_tolerance
+        likelihood.backend,
+        lambda one: likelihood.with_backend(one).value(parameters),
+        model.likelihood_tolerance,
+        extrapolate=True,
     )
     if arguments.step is not None:
         backend = likelihood.backend.at_step(arguments.step)
@@ -112,6 +115,7 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
         "objective": point.value,
         "likelihood_error": float(error.error) if arguments.step is None else None,
         "step": backend.step,
+        "coarse_step": getattr(backend, "coarse_step", None),
         "backend": choice.name,
     }
 

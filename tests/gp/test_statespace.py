@@ -240,7 +240,7 @@ def test_refinement_stops_at_the_coarsest_spacing_within_the_tolerance():
 
     steps = []
     for tolerance in (1.0, 1e-2, 1e-4, 1e-6):
-        backend, error = resolved(StateSpace.on({"run": groups}, 3, 0.9), value, tolerance)
+        backend, error = resolved(StateSpace.on({"run": groups}, 3, 0.9), value, tolerance, extrapolate=False)
         assert error.error <= tolerance
         assert error.step == backend.step
         assert abs(error.log_likelihood - exact) <= 2.0 * error.error + 1e-7

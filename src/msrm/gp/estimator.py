@@ -64,7 +64,8 @@ class GPMSRM(GPDensity):
     starts_ : tuple of StartRecord
     at_bounds_ : tuple of str
     backend_ : dict
-        Name, reason, grid spacing in seconds, modalities with residual variances.
+        Name, reason, grid spacing in seconds, that of the coarser grid where two are combined (else NaN), modalities
+        with residual variances.
     recording_digest_ : str
     """
     )
@@ -349,14 +350,17 @@ class GPMSRM(GPDensity):
         self.latent_power_ = xr.DataArray(power, factor, ("factor",), "latent_power")
         self.starts_: tuple[StartRecord, ...] = result.starts
         step = float(getattr(backend, "step", np.nan))
+        coarse_step = float(getattr(backend, "coarse_step", np.nan))
         residual = frozenset(getattr(backend, "residual", frozenset()))
-        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "residual": sorted(residual)}
+        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "coarse_step": coarse_step}
+        self.backend_["residual"] = sorted(residual)
         self._describe(
             FittedGP(
                 likelihood.specification,
                 self.edges,
                 choice.name,
                 step,
+                coarse_step,
                 residual,
                 {pair.key: recording.features(*pair.key) for pair in likelihood.nodes.pairs},
                 standardization,

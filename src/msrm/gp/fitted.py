@@ -60,6 +60,8 @@ class FittedGP:
         ``"dense"`` or ``"statespace"``.
     step : float
         Grid spacing of the fit, seconds; NaN for an exact backend.
+    coarse_step : float
+        Spacing of the coarser grid that the fit's likelihood was extrapolated with; NaN without one.
     residual : frozenset of str
         Modalities whose residual variances the fit used.
     features : {(participant, modality): (feature,) of str}
@@ -76,6 +78,7 @@ class FittedGP:
     edges: str
     backend: str
     step: float
+    coarse_step: float
     residual: frozenset[str]
     features: dict[Key, np.ndarray]
     standardization: dict[Key, Standardization]

@@ -273,7 +273,7 @@ def _finished(search: _Search, best: _Runner, tolerance: float, likelihood_toler
                 break
             parameters = point.parameters
             value = partial(_value_on, likelihood, parameters)
-            backend, error = resolved(likelihood.backend, value, likelihood_tolerance)
+            backend, error = resolved(likelihood.backend, value, likelihood_tolerance, extrapolate=True)
             if converged and _same_grid(backend, likelihood.backend):
                 break
             likelihood = likelihood.with_backend(backend)
@@ -320,10 +320,8 @@ def _value_on(likelihood: Likelihood, parameters: Parameters, backend: Backend) 
 
 
 def _same_grid(first: Backend, second: Backend) -> bool:
-    return (getattr(first, "step", 0.0), getattr(first, "residual", None)) == (
-        getattr(second, "step", 0.0),
-        getattr(second, "residual", None),
-    )
+    facts = "step", "coarse_step", "residual", "bridged"
+    return all(getattr(first, name, None) == getattr(second, name, None) for name in facts)
 
 
 def _record(runner: _Runner) -> StartRecord:

@@ -210,6 +210,7 @@ class GPDensity(Estimator):
             likelihood.backend,
             lambda backend: likelihood.with_backend(backend).value(checked),
             self.likelihood_tolerance,
+            extrapolate=True,
         )
         return likelihood.with_backend(backend), checked, error
 

@@ -1,7 +1,9 @@
 """How fine the latent grid must be: the likelihood's error measured by refining it (DESIGN 3.3).
 
 The state-space log likelihood converges as ``step^(2 dimension)`` for a Matern process with ``dimension`` states, so
-two spacings give its limit by Richardson's extrapolation, and the difference from it the error.
+two spacings give its limit by Richardson's extrapolation, and the difference from it the error. The limit from two
+coarse spacings is itself a likelihood (:mod:`msrm.gp.extrapolation`), often the cheapest of a given error; its error is
+its distance from the limit that a third, finer spacing gives.
 Whether residual variances help is a choice by the same measure, made once per backend.
 """
 
@@ -11,6 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from msrm.gp.extrapolation import Extrapolated, extrapolation_weight
+from msrm.gp.statespace import StateSpace
 from msrm.latent_grid import Matern
 from msrm.nodes import Backend
 
@@ -19,6 +23,7 @@ _FINER = 0.8  # the least step from one spacing to the next
 _MARGIN = 0.8  # share of the tolerance aimed at, so that the next measurement lies below it
 _RESIDUAL_COST = 1.5  # time of an evaluation with residual variances of filtered nodes, over one without
 _STEP_POWER = 2.5  # measured growth of the time with 1 / step
+_PAIR_RATIO = 1.4  # least ratio of two spacings combined: closer ones magnify what is not of the leading order
 
 
 @runtime_checkable
@@ -76,14 +81,18 @@ def measured_error(backend: Backend, value: Callable[[Backend], float]) -> Likel
     value : callable
         Log likelihood with a backend, at the point in question.
     """
+    if isinstance(backend, Extrapolated):
+        return _Series(backend.coarse, value).extrapolated(backend.coarse.step, backend.fine.step)
     if not isinstance(backend, GridBackend):
         exact = value(backend)
         return LikelihoodError(exact, exact, 0.0)
     return _Series(backend, value).measured(backend.step)
 
 
-def resolved(backend: Backend, value: Callable[[Backend], float], tolerance: float) -> tuple[Backend, LikelihoodError]:
-    """The coarsest spacing, and the use of residual variances, whose error is within a tolerance.
+def resolved(
+    backend: Backend, value: Callable[[Backend], float], tolerance: float, *, extrapolate: bool
+) -> tuple[Backend, LikelihoodError]:
+    """The cheapest spacing or pair of spacings, and the use of residual variances, whose error is within a tolerance.
 
     Parameters
     ----------
@@ -93,12 +102,16 @@ def resolved(backend: Backend, value: Callable[[Backend], float], tolerance: flo
         Log likelihood with a backend, at the point in question.
     tolerance : float
         Nats.
+    extrapolate : bool
+        Consider two grids combined; samplers need the one model that a single grid is.
 
     Returns
     -------
     Backend, LikelihoodError
         The error may exceed the tolerance where the log likelihood does not converge.
     """
+    if isinstance(backend, Extrapolated):
+        backend = backend.coarse
     if not isinstance(backend, GridBackend):
         return backend, measured_error(backend, value)
     identity, filtered = backend.off_grid
@@ -113,6 +126,10 @@ def resolved(backend: Backend, value: Callable[[Backend], float], tolerance: flo
         if _RESIDUAL_COST * other.cost(tolerance) < plain.cost(tolerance):
             series = other
     found = series.measured(backend.step)
+    if extrapolate and isinstance(series.backend, StateSpace):
+        pair = series.cheapest_pair(backend.step, tolerance)
+        if pair is not None:
+            return Extrapolated(*map(series.backend.at_step, pair)), series.extrapolated(*pair)
     for _ in range(_ROUNDS):
         if found.error <= tolerance:
             break
@@ -144,8 +161,30 @@ class _Series:
     def limit(self) -> float:
         """Richardson's extrapolation of the two finest spacings."""
         fine, coarse = sorted(self.values)[:2]
-        ratio = (coarse / fine) ** (2 * self.backend.matern.dimension)
-        return self.values[fine] + (self.values[fine] - self.values[coarse]) / (ratio - 1.0)
+        return self.combined(coarse, fine)
+
+    def combined(self, coarse: float, fine: float) -> float:
+        """Richardson's extrapolation of two spacings."""
+        weight = extrapolation_weight(coarse, fine, self.backend.matern)
+        return self.values[fine] + (weight - 1.0) * (self.values[fine] - self.values[coarse])
+
+    def extrapolated(self, coarse: float, fine: float) -> LikelihoodError:
+        """The error of two spacings combined, from one or two that are finer."""
+        (coarse, _), (fine, _) = self.at(coarse), self.at(fine)
+        if not any(other < _FINER * fine for other in self.values):
+            self.at(_FINER * fine)
+        return LikelihoodError(self.combined(coarse, fine), self.limit(), fine)
+
+    def cheapest_pair(self, step: float, tolerance: float) -> tuple[float, float] | None:
+        """Two spacings whose combination is within the tolerance and cheaper than one spacing that is."""
+        coarse = self.at(step)[0]
+        while True:
+            fine = self.at(coarse / _PAIR_RATIO)[0]
+            if coarse**-_STEP_POWER + fine**-_STEP_POWER >= self.cost(tolerance):
+                return None
+            if self.extrapolated(coarse, fine).error <= _MARGIN * tolerance:
+                return coarse, fine
+            coarse = fine
 
     def needed(self, tolerance: float) -> float:
         """The spacing at which the error should be within the tolerance."""

@@ -22,6 +22,7 @@ def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
         attrs={
             "backend": fitted.backend,
             "step": fitted.step,
+            "coarse_step": fitted.coarse_step,
             "residual": sorted(fitted.residual),
             "edges": fitted.edges,
         }
@@ -77,6 +78,7 @@ def fitted_from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], FittedGP]:
         str(attrs["edges"]),
         str(attrs["backend"]),
         float(attrs["step"]),
+        float(attrs["coarse_step"]),
         frozenset(attrs["residual"]),
         features,
         standardization,
