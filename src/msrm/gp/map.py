@@ -23,8 +23,8 @@ from msrm.regularized.solver import INTERRUPTED, Outcome, QuasiNewton, minimize
 from msrm.runtime import progress
 
 _EM_STEPS = 6
-_HEATS = (12, 16, 20, 25, 30)  # iterations after which the field is looked at
-_BEHIND = 200.0  # nats by which a start may trail after the heats and still be run to its end
+# Iterations after which the field is looked at, and the nats by which a start may trail then and still be run on.
+_HEATS = {6: 1000.0, 12: 200.0, 16: 200.0, 20: 200.0, 25: 200.0, 30: 200.0}
 _SAME = 0.02  # of a scalar's range (or value): closer ends are one basin
 _ALIKE = 1.0  # nats within which ends of one basin lie
 _RIVAL = 10.0  # nats within which another basin is worth a warning
@@ -179,13 +179,13 @@ class _Search:
             with_curvature = runner.point.ascent.with_curvature(runner.point)
             runner.n_evaluations += len(with_curvature.scalars)
             runner.point = replace(runner.point, ascent=with_curvature)
-        for heat in _HEATS:
+        for heat, behind in _HEATS.items():
             for runner in self.alive():
                 self.run(runner, min(heat, self.max_iter), tolerance)
-            self.judge(final=False)
+            self.judge(behind, final=False)
         for runner in self.alive():
             self.run(runner, self.max_iter, tolerance)
-        self.judge(final=True)
+        self.judge(np.inf, final=True)
 
     def alive(self) -> list[_Runner]:
         return [runner for runner in self.runners if not runner.status]
@@ -217,7 +217,7 @@ class _Search:
         slope = float(np.sqrt(max(point.gradient @ point.inverse_metric(point.gradient), 0.0)))
         self.bar.set_postfix_str(f"{name}: objective {point.value:.3f}, gradient {slope:.2g}")
 
-    def judge(self, *, final: bool) -> None:
+    def judge(self, behind: float, *, final: bool) -> None:
         """Leave starts that trail or that share the basin of a better one."""
         field_ = sorted(self.alive(), key=lambda runner: runner.value)
         for i, runner in enumerate(field_[1:], start=1):
@@ -225,7 +225,7 @@ class _Search:
             same = next((better for better in ahead if _same_basin(runner, better, final=final)), None)
             if same is not None:
                 runner.status = f"joins the basin of {same.start.name!r}"
-            elif runner.value > field_[0].value + _BEHIND and not final:
+            elif runner.value > field_[0].value + behind:
                 runner.status = f"left {runner.value - field_[0].value:.0f} nats behind {field_[0].start.name!r}"
 
     def best(self) -> _Runner:
