@@ -19,7 +19,7 @@ from msrm.gp.parameters import FreeLengthScale, Specification
 from msrm.gp.raw_rows import raw_rows
 from msrm.recording import Recording
 
-__all__ = ["ChainDraws", "assembled"]
+__all__ = ["ChainDraws", "assembled", "scalar_names"]
 
 Array = NDArray[np.float64]
 _TREE_BYTES = 2 * 2**30  # of offsets and loading norms in the tree; beyond it, evenly spaced channels
@@ -73,7 +73,7 @@ def assembled(
         For the tree: sampler, seed and so on.
     """
     rows = {key: chains.arrays[f"rows.{place}"] for place, key in enumerate(start.rows)}
-    names = _scalar_names(specification, start)
+    names = scalar_names(start)
     scalars = {name: chains.arrays["scalars"][..., place] for place, name in enumerate(names)}
     turns = _turns(specification.n_factors, rows, start)
     nodes = {
@@ -92,7 +92,8 @@ def assembled(
     return replace(draws, ensemble=_ensemble(model, specification, layout, start, draws, chains, scalars))
 
 
-def _scalar_names(specification: Specification, start: State) -> list[str]:
+def scalar_names(start: State) -> list[str]:
+    """Names of the entries of a state's ``scalars``."""
     names = [f"response/{m}/{name}" for m, values in start.responses.items() for name in values]
     return [*names, "length_scale", *(f"residual_timescale/{m}" for m in start.timescales)]
 

@@ -5,13 +5,15 @@ A run is bound to its data, settings, versions and device; with a path, a killed
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from msrm import runtime
-from msrm.gp.assembly import ChainDraws, assembled
+from msrm.gp.assembly import ChainDraws, assembled, scalar_names
 from msrm.gp.backends import select_likelihood
 from msrm.gp.draws import Draws
 from msrm.gp.fitted import starting_length_scale
@@ -23,9 +25,9 @@ from msrm.gp.refinement import resolved
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import DrawStore
 from msrm.gp.tree import fitted_tree
+from msrm.gp.watching import Watch
 from msrm.recording import Recording
-from msrm.runtime import available_cores
-from msrm.runtime.workers import parallel_map
+from msrm.runtime.workers import parallel_map, worker_count
 
 __all__ = ["SAMPLERS", "sample"]
 
@@ -43,6 +45,7 @@ def sample(
     seed: int = 0,
     path: str | Path | None = None,
     resume: bool = False,
+    n_jobs: int = -1,
     progress: bool | None = None,
 ) -> Draws:
     """Draw from the posterior of a fitted model.
@@ -59,9 +62,12 @@ def sample(
     path : path-like, optional
         A folder for the blocks of draws; kept afterwards. Without it they live in a temporary folder.
     resume : bool
-        Continue the run of `path`.
+        Continue the run of `path`; with more `draws` than it was started with, extend it.
+    n_jobs : int
+        Processes; -1 for one a chain, as far as there are cores. Any number gives the same draws.
     progress : bool, optional
-        Draw a bar; by default on a terminal only.
+        Draw a bar with sweeps per second, time left and the effective draws so far of the slowest quantity; by default
+        on a terminal only.
 
     Returns
     -------
@@ -74,7 +80,9 @@ def sample(
     FileExistsError
         When `path` holds a run and `resume` is not set.
     OSError
-        When a block cannot be written; earlier blocks are safe.
+        When a block cannot be written: every chain stops, earlier blocks are safe.
+    KeyboardInterrupt
+        On Ctrl-C; the message says where the draws made so far are and how to continue.
     """
     _check(model, recording, sampler, {"chains": chains, "warmup": warmup, "draws": draws}, path, resume)
     fitted = model.model_
@@ -86,22 +94,57 @@ def sample(
     settings = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
     identity = _identity(model, recording, settings, backend)
     folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
-    try:
-        (DrawStore.resume if resume else DrawStore.create)(folder, identity)
-        job = ChainJob(specification, light_layout(layout), backend, start, folder, chains, warmup, draws, seed)
-        jobs = [(index,) for index in range(chains)]
-        workers = min(chains, available_cores())
-        done = parallel_map(run_chain, jobs, n_jobs=workers, shared=(job,), desc="chains", progress=progress)
-        if min(done) < draws:
-            raise KeyboardInterrupt(f"chains hold {done} draws; continue with resume=True")
-        read = _read(
-            DrawStore(folder), chains, [block.label for block in Sweeper(specification, layout, backend).blocks]
+    with _kept_on_failure(folder, chains, temporary=path is None):
+        store = (DrawStore.resume if resume else DrawStore.create)(folder, identity)
+        _check_length(store, chains, draws)
+        job = ChainJob(
+            specification, light_layout(layout), backend, start, folder, chains, warmup, draws, seed, supervised=True
         )
-    finally:
-        if path is None:
-            shutil.rmtree(folder)
+        labels = {
+            "log_likelihood_marginal": ["log_likelihood_marginal"],
+            "noise": [f"noise[{p}/{m}]" for p, m in start.noise],
+            "scalars": scalar_names(start),
+        }
+        with store.running(), Watch(store, chains, chains * (warmup + draws), labels, enabled=progress):
+            jobs = [(index,) for index in range(chains)]
+            done = parallel_map(run_chain, jobs, n_jobs=worker_count(n_jobs, chains), shared=(job,), progress=False)
+        if min(done) < draws:
+            raise KeyboardInterrupt
+        read = _read(store, chains, [block.label for block in Sweeper(specification, layout, backend).blocks])
+    if path is None:
+        shutil.rmtree(folder)
     attributes = {**settings, "step": backend.step, "residual": sorted(backend.residual)}
     return assembled(model, recording, specification, layout, start, read, attributes)
+
+
+@contextmanager
+def _kept_on_failure(folder: Path, chains: int, *, temporary: bool) -> Iterator[None]:
+    """Say where draws are when sampling ends early; an unnamed folder without any is removed."""
+    try:
+        yield
+    except BaseException as error:
+        store = DrawStore(folder)
+        held = [last.draws for index in range(chains) if (last := store.last_of(index)) is not None]
+        if temporary and not held:
+            shutil.rmtree(folder, ignore_errors=True)
+        told = (
+            f"sampling stopped with {min(held, default=0)} draws of each chain in {folder}; continue with "
+            f"path={str(folder)!r}, resume=True"
+        )
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(told if held else "sampling stopped before any draw was on disk") from None
+        if held and temporary:
+            error.add_note(told)
+        raise
+
+
+def _check_length(store: DrawStore, chains: int, draws: int) -> None:
+    """Refuse to make a run shorter than it is."""
+    longest = max((last.draws for index in range(chains) if (last := store.last_of(index)) is not None), default=0)
+    if longest > draws:
+        raise ValueError(
+            f"{store.folder} holds {longest} draws of a chain, more than draws={draws}; ask for at least as many."
+        )
 
 
 def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int], path: Any, resume: bool) -> None:
@@ -167,7 +210,13 @@ def _identity(model: Any, recording: Recording, settings: dict[str, Any], backen
     arguments = dict(fitted_tree(model, model.model_)["/settings"].attrs)
     return {
         "data": recording.digest(),
-        "settings": {**settings, "model": arguments, "step": backend.step, "residual": sorted(backend.residual)},
+        # How many draws is no part of what they are: asking for more extends a run.
+        "settings": {
+            **{n: v for n, v in settings.items() if n != "draws"},
+            "model": arguments,
+            "step": backend.step,
+            "residual": sorted(backend.residual),
+        },
         "start": {"objective": model.objective_},
         "versions": {"python": facts["python"], **facts["versions"]},
         "device": {

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from msrm.sealed import replacing
 
 __all__ = ["ChainStore", "Checkpoint", "DrawStore", "generator_from_state", "generator_state"]
 
+RUNNING = "running"
 _FORMAT = 1
 _BLOCK_NAME = re.compile(r"draws-(\d{9})\.npz")
 Arrays = Mapping[str, NDArray[Any]]
@@ -222,6 +224,23 @@ class DrawStore:
         folder = self.folder / f"chain-{index:02d}"
         folder.mkdir(exist_ok=True)
         return ChainStore(folder)
+
+    def last_of(self, index: int) -> Checkpoint | None:
+        """The last state of a chain, which need not have started."""
+        return ChainStore(self.folder / f"chain-{index:02d}").last() if self.folder.exists() else None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Chains of the folder run while the block does: they stop, their draws on disk, when its mark is gone.
+
+        A mark that is removed also stops them on a full disk, where none could be made.
+        """
+        mark = self.folder / RUNNING
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Delete the folder: its draws are archived."""

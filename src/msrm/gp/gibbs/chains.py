@@ -21,7 +21,7 @@ from msrm.gp.gibbs.state import Current, State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
-from msrm.gp.storage import ChainStore, DrawStore, generator_from_state, generator_state
+from msrm.gp.storage import RUNNING, ChainStore, DrawStore, generator_from_state, generator_state
 from msrm.rotation import PairBlocks
 
 __all__ = ["ChainJob", "light_layout", "run_chain"]
@@ -48,6 +48,8 @@ class ChainJob:
     chains, warmup, draws, seed : int
     flush_seconds : float
         Draws are on disk at most this long after they are made.
+    supervised : bool
+        Whether chains run only inside :meth:`DrawStore.running`.
     """
 
     specification: Specification
@@ -60,6 +62,7 @@ class ChainJob:
     draws: int
     seed: int
     flush_seconds: float = _FLUSH_SECONDS
+    supervised: bool = False
 
 
 def light_layout(layout: NodeLayout) -> NodeLayout:
@@ -104,6 +107,10 @@ def run_chain(job: ChainJob, index: int) -> int:
         # What was drawn before is good; the error is the caller's to show.
         chain.flush()
         raise
+    finally:
+        if chain.done < job.draws:
+            # The other chains stop as well.
+            (job.folder / RUNNING).unlink(missing_ok=True)
     return chain.done
 
 
@@ -130,7 +137,14 @@ class _Chain:
         if not np.isfinite(self.current.log_likelihood):
             raise FloatingPointError(f"chain {index}: {_failure(self.current)}")
 
+    @property
+    def stopped(self) -> bool:
+        """Whether another chain failed or was interrupted."""
+        return self.job.supervised and not (self.job.folder / RUNNING).exists()
+
     def run(self) -> None:
+        if self.stopped:
+            return
         windows = {max(1, round(share * self.job.warmup)) for share in _WINDOWS}
         while self.warm < self.job.warmup:
             self.advance(tune=True)
@@ -162,7 +176,7 @@ class _Chain:
             self.told = now
             done = self.warm + self.done + len(self.buffer)
             (self.store.folder / "progress.json").write_text(json.dumps({"sweeps": done}))
-            if os.getppid() != self.parent:
+            if os.getppid() != self.parent or self.stopped:
                 raise KeyboardInterrupt
 
     def flush(self) -> None:
