@@ -17,7 +17,7 @@ from msrm.responses import Free
 
 def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
     """The nodes that hold an estimator's arguments and its fitted model."""
-    nodes = {"/settings": xr.Dataset(attrs=_arguments(model))}
+    nodes = {"/settings": xr.Dataset(attrs=model_arguments(model))}
     nodes["/model"] = xr.Dataset(
         attrs={
             "backend": fitted.backend,
@@ -126,7 +126,8 @@ def _nodes_from(tree: xr.DataTree) -> TrainingNodes:
     return TrainingNodes(node["time"].values, pairs, statistics)
 
 
-def _arguments(model: GPDensity) -> dict[str, Any]:
+def model_arguments(model: GPDensity) -> dict[str, Any]:
+    """An estimator's arguments as plain tables, numbers and text."""
     plain = model.get_params()
     plain["responses"] = {m: to_plain(response) for m, response in plain["responses"].items()}
     plain["length_scale"] = to_plain(plain["length_scale"])
