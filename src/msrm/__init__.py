@@ -22,7 +22,7 @@ _HOMES = {
 }
 _GP_HOMES = {
     "gp": ("GPMSRM", "Draws"),
-    "sample_runs": ("sample_runs",),
+    "gp.runs": ("sample_runs",),
 }
 _SUBMODULES = ("runtime", "plots", "diagnostics", "evaluation", "gp", "fleet")
 _OWNER = {name: module for module, names in (_HOMES | _GP_HOMES).items() for name in names}
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from msrm.evaluation import score as score
     from msrm.gp import GPMSRM as GPMSRM
     from msrm.gp import Draws as Draws
+    from msrm.gp.runs import sample_runs as sample_runs
     from msrm.priors import LogNormal as LogNormal
     from msrm.priors import Normal as Normal
     from msrm.priors import Priors as Priors

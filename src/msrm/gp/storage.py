@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from msrm.sealed import replacing
 
-__all__ = ["ChainStore", "Checkpoint", "DrawStore", "generator_from_state", "generator_state"]
+__all__ = ["ChainStore", "Checkpoint", "DrawStore", "differences", "generator_from_state", "generator_state"]
 
 RUNNING = "running"
 _FORMAT = 1
@@ -211,10 +211,10 @@ class DrawStore:
             return cls.create(folder, identity)
         there = json.loads(record.read_text())
         here = json.loads(json.dumps({"format": _FORMAT, **identity}))
-        differences = list(_differences(there, here, ""))
-        if differences:
+        found = list(differences(there, here, ""))
+        if found:
             raise ValueError(
-                f"cannot resume {folder}: not the run that started there. Different: {'; '.join(differences)}. "
+                f"cannot resume {folder}: not the run that started there. Different: {'; '.join(found)}. "
                 "Restore these, or sample to another path"
             )
         return cls(folder)
@@ -260,9 +260,10 @@ def _read(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[A
         ) from error
 
 
-def _differences(there: Any, here: Any, where: str) -> Iterable[str]:
+def differences(there: Any, here: Any, where: str) -> Iterable[str]:
+    """Where two identities differ, in words."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted(there.keys() | here.keys()):
-            yield from _differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{where}.{key}".lstrip("."))
+            yield from differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{where}.{key}".lstrip("."))
     elif there != here:
         yield f"{where} ({there} on disk, {here} now)"

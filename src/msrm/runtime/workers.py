@@ -11,7 +11,7 @@ from msrm.runtime.bar import progress as progress_bar
 from msrm.runtime.blas import blas_threads
 from msrm.runtime.cores import available_cores
 
-__all__ = ["Workers", "parallel_map", "worker_count"]
+__all__ = ["Workers", "main_hidden", "parallel_map", "worker_count"]
 
 
 def worker_count(n_jobs: int, jobs: int) -> int:
@@ -72,7 +72,7 @@ class Workers:
             self._pool = ProcessPoolExecutor(most, _CONTEXT, _start, (self._function, self._shared))
         results = []
         # Processes are started while jobs are handed in.
-        with _main_hidden(), progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
+        with main_hidden(), progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
             for result in self._pool.map(_work, jobs):
                 results.append(result)
                 bar.update()
@@ -99,7 +99,7 @@ _job: Callable[..., Any]
 
 
 @contextmanager
-def _main_hidden() -> Iterator[None]:
+def main_hidden() -> Iterator[None]:
     """Keep workers from running the user's script again: they import functions by name and need no script."""
     main = sys.modules["__main__"]
     kept: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}

@@ -1,0 +1,365 @@
+"""Independent posteriors of the parts of a recording: each fitted and sampled in its own process (DESIGN 8).
+
+A group's process gets one BLAS thread (and one GPU, where devices are named), writes blocks while it samples and one
+archive at its end. What a group is bound to (data, model, sampling settings, seed, version) is stored with it, so that
+finished archives are kept and unfinished ones go on; a group that fails, even by a crash, costs no other.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import xarray as xr
+
+from msrm import __version__, archive
+from msrm.evaluation.holdout import make_folds
+from msrm.evaluation.report import clone
+from msrm.gp.draws import Draws
+from msrm.gp.sampling import sample
+from msrm.gp.storage import differences
+from msrm.gp.tree import model_arguments
+from msrm.recording import Recording
+from msrm.runtime import blas_threads
+from msrm.runtime import progress as progress_bar
+from msrm.runtime.workers import main_hidden, worker_count
+from msrm.sealed import replacing
+
+__all__ = ["BY", "RunDraws", "sample_runs"]
+
+BY = ("run", "participant", "fold")
+_TOLD = ("mean", "sd", "q5", "median", "q95", "ess_bulk", "r_hat")
+_PER_CHANNEL = ("offset[", "loading_norm2[")  # too many for a table of groups
+_STOP_SECONDS = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class RunDraws(Mapping[str, Draws]):
+    """The posteriors of all groups: ``result["run-1"]`` opens a group's draws.
+
+    Attributes
+    ----------
+    table : Dataset
+        By ``group``: ``converged``, ``r_hat`` (largest), ``ess`` (smallest, bulk or tail), ``slowest`` (its quantity),
+        ``seconds``, ``archive``, ``verdict``; ``problem`` is empty unless the group failed.
+    quantities : Dataset
+        By ``group`` and ``quantity``: mean, sd, q5, median, q95, ess_bulk, r_hat of everything but single features.
+    """
+
+    table: xr.Dataset
+    quantities: xr.Dataset
+
+    def __getitem__(self, group: str) -> Draws:
+        if group not in self.table["group"]:
+            raise KeyError(f"no group {group!r}; there are {', '.join(self.table['group'].values)}")
+        row = self.table.sel(group=group)
+        if str(row["problem"].item()):
+            raise ValueError(f"{group} failed: {row['problem'].item()}")
+        return archive.open_fit(str(row["archive"].item()))
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(name) for name in self.table["group"].values if name not in self.failed)
+
+    def __len__(self) -> int:
+        return self.table.sizes["group"] - len(self.failed)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """What went wrong, by group."""
+        told = zip(self.table["group"].values, self.table["problem"].values, strict=True)
+        return {str(group): str(problem) for group, problem in told if problem}
+
+    def __str__(self) -> str:
+        rows, width = self.table, max(len(str(name)) for name in self.table["group"].values)
+        lines = [f"{'':{width}}  {'R-hat':>6} {'ESS':>7} {'time':>8}"]
+        for i, name in enumerate(rows["group"].values):
+            own = {key: rows[key].values[i] for key in rows.data_vars}
+            numbers = f"{own['r_hat']:6.3f} {own['ess']:7.0f} {own['seconds']:6.0f} s"
+            told = str(own["problem"]) or str(own["verdict"]).splitlines()[0]
+            lines.append(f"{name!s:{width}}  {numbers}  {told}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """One posterior to sample: its data, where it goes and what it is bound to."""
+
+    name: str
+    recording: Recording
+    estimator: Any
+    sampling: dict[str, Any]
+    folder: Path
+
+    @property
+    def stem(self) -> Path:
+        escaped = quote(self.name, safe=" +=,@")
+        return self.folder / ("%2E" + escaped[1:] if escaped.startswith(".") else escaped)
+
+    @property
+    def archive(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".nc")
+
+    @property
+    def blocks(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".blocks")
+
+    @property
+    def report(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".json")
+
+    def identity(self) -> dict[str, Any]:
+        """What the group's draws belong to, plain; the seed follows from it."""
+        bound = {
+            "group": self.name,
+            "data": self.recording.digest(),
+            "model": model_arguments(self.estimator),
+            "sampling": self.sampling,
+            "version": __version__,
+        }
+        return json.loads(json.dumps(bound, default=np.ndarray.tolist))
+
+    def seed(self) -> int:
+        """From the identity apart from the number of draws, so that a run may be extended."""
+        bound = self.identity()
+        bound["sampling"].pop("draws")
+        digest = hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
+
+
+def sample_runs(
+    recording: Recording,
+    estimator: Any,
+    *,
+    path: str | Path,
+    by: str = "run",
+    n_jobs: int = 1,
+    devices: Sequence[int] | None = None,
+    resume: bool = False,
+    sampler: str = "gibbs",
+    chains: int = 4,
+    warmup: int = 1000,
+    draws: int = 1000,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> RunDraws:
+    """Fit and sample every run, participant or fold of a recording on its own.
+
+    Parameters
+    ----------
+    recording : Recording
+    estimator : GPMSRM
+        Left as it is; every group fits a copy.
+    path : path-like
+        A folder for the archives (``GROUP.nc``) and, while groups are sampled, their blocks.
+    by : {"run", "participant", "fold"}
+        One posterior for each run, for each participant, or with each run left out in turn.
+    n_jobs : int
+        Groups at a time, each in a process with one BLAS thread; -1 for every core that this process may use. Chains of
+        a group run one after the other.
+    devices : sequence of int, optional
+        CUDA devices: one process at a time on each, which sees no other (CUDA_VISIBLE_DEVICES); `n_jobs` is then
+        their number.
+    resume : bool
+        Keep finished archives that belong to the same data and settings, and go on with the others.
+    sampler, chains, warmup, draws
+        As in :meth:`msrm.GPMSRM.sample`.
+    seed : int
+        Together with a group's data and settings it gives the group's own seed.
+    progress : bool, optional
+        A bar over groups; by default on a terminal only.
+
+    Returns
+    -------
+    RunDraws
+        Archives by group, and a table of verdicts. A group that failed is in it by name, with what went wrong.
+
+    Raises
+    ------
+    FileExistsError
+        When the folder holds archives of these groups and `resume` is not set.
+    ValueError
+        For another `by`, or archives in the folder that belong to other data or settings (every difference named).
+    KeyboardInterrupt
+        On Ctrl-C; finished archives and blocks stay, `resume` goes on.
+    """
+    if by not in BY:
+        raise ValueError(f"by must be one of {', '.join(map(repr, BY))}, found {by!r}.")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    groups = [_Group(name, part, estimator, sampling, folder) for name, part in _parts(recording, by).items()]
+    waiting = [group for group in groups if not _is_finished(group, resume=resume)]
+    slots: list[int | None] = list(devices) if devices else [None] * worker_count(n_jobs, len(groups))
+    problems = _run(waiting, slots, progress)
+    return _collected(groups, problems)
+
+
+def _parts(recording: Recording, by: str) -> dict[str, Recording]:
+    if by == "run":
+        return {run: recording.select(runs=[run]) for run in recording.runs}
+    if by == "participant":
+        return {person: recording.select(participants=[person]) for person in recording.participants}
+    return {f"without {fold.name}": fold.training(recording) for fold in make_folds(recording, "runs")}
+
+
+def _is_finished(group: _Group, *, resume: bool) -> bool:
+    """Whether a group's archive and report are there, and its own."""
+    if not (group.archive.exists() and group.report.exists()):
+        return False
+    if not resume:
+        raise FileExistsError(
+            f"{group.archive} is there already; keep finished groups with resume=True, or give another path."
+        )
+    stored, now = json.loads(group.report.read_text())["identity"], group.identity()
+    if found := list(differences(stored, now, "")):
+        raise ValueError(
+            f"{group.archive} belongs to another run. Different: {'; '.join(found)}. Restore these, or give another "
+            "path."
+        )
+    return True
+
+
+def _run(waiting: list[_Group], slots: list[int | None], progress: bool | None) -> dict[str, str]:
+    """Run every group in a process of its own, as many at a time as there are slots; problems by group."""
+    context, problems, free = multiprocessing.get_context("spawn"), {}, list(slots)
+    running: dict[int, tuple[Any, _Group, int | None]] = {}
+    left = list(waiting)
+    with progress_bar(len(waiting), desc="posteriors", enabled=progress) as bar:
+        try:
+            while left or running:
+                while left and free:
+                    device, group = free.pop(0), left.pop(0)
+                    group.report.unlink(missing_ok=True)
+                    process = context.Process(target=_sampled, args=(group,))
+                    with main_hidden(), _visible(device):
+                        process.start()
+                    running[process.sentinel] = process, group, device
+                for sentinel in wait(list(running)):
+                    process, group, device = running.pop(sentinel)  # type: ignore[arg-type]
+                    process.join()
+                    free.append(device)
+                    bar.update()
+                    problem = _problem(process.exitcode, group)
+                    if problem:
+                        problems[group.name] = problem
+        except BaseException:
+            deadline = time.monotonic() + _STOP_SECONDS
+            for process, _, _ in running.values():
+                # On a terminal they got the interrupt too and are writing their last block.
+                process.join(max(0.0, deadline - time.monotonic()))
+                process.terminate()
+            raise
+    return problems
+
+
+class _visible:
+    """CUDA_VISIBLE_DEVICES for processes started in the block."""
+
+    def __init__(self, device: int | None) -> None:
+        self.device, self.before = device, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def __enter__(self) -> None:
+        if self.device is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(self.device)
+
+    def __exit__(self, *_: object) -> None:
+        if self.device is not None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES")
+            if self.before is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = self.before
+
+
+def _problem(code: int | None, group: _Group) -> str:
+    """What went wrong with a group whose process ended; empty if nothing."""
+    if code == 0 and group.report.exists():
+        return str(json.loads(group.report.read_text()).get("problem", ""))
+    return f"its process ended with exit code {code}" + (" (killed: out of memory?)" if code == -9 else "")
+
+
+def _sampled(group: _Group) -> None:
+    """Fit, sample, save and report one group; in a process of its own."""
+    start = time.perf_counter()
+    report: dict[str, Any] = {"identity": group.identity()}
+    with warnings.catch_warnings(record=True) as said, blas_threads(1):
+        warnings.simplefilter("always")
+        try:
+            fitted = clone(group.estimator).fit(group.recording)
+            options = {**group.sampling, "seed": group.seed(), "path": group.blocks}
+            resumed = (group.blocks / "identity.json").exists()
+            draws = sample(fitted, group.recording, resume=resumed, n_jobs=1, progress=False, **options)
+            draws.tree.attrs["group"] = group.name
+            draws.save(group.archive)
+            report |= _summarized(draws)
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            report["problem"] = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+    report["warnings"] = [str(one.message) for one in said]
+    report["seconds"] = time.perf_counter() - start
+    with replacing(group.report) as aside:
+        aside.write_text(json.dumps(report))
+    if "problem" not in report:
+        shutil.rmtree(group.blocks)
+
+
+def _summarized(draws: Draws) -> dict[str, Any]:
+    found = draws.summary(n_jobs=1)
+    table = found.table
+    least = np.minimum(table["ess_bulk"].values, table["ess_tail"].values)
+    names = [str(name) for name in table["quantity"].values]
+    kept = [i for i, name in enumerate(names) if not name.startswith(_PER_CHANNEL)]
+    return {
+        "converged": found.converged,
+        "verdict": found.verdict,
+        "r_hat": float(table["r_hat"].max()),
+        "ess": float(least.min()),
+        "slowest": names[int(least.argmin())],
+        "quantities": {names[i]: [float(table[key][i]) for key in _TOLD] for i in kept},
+    }
+
+
+def _collected(groups: list[_Group], problems: dict[str, str]) -> RunDraws:
+    """Reports of all groups as tables."""
+    reports = []
+    for group in groups:
+        own = json.loads(group.report.read_text()) if group.name not in problems else {}
+        reports.append({"problem": problems.get(group.name, ""), **own})
+    columns: dict[str, tuple[type, Any]] = {
+        "converged": (bool, False),
+        "r_hat": (float, np.nan),
+        "ess": (float, np.nan),
+        "seconds": (float, np.nan),
+        "slowest": (str, ""),
+        "verdict": (str, ""),
+        "problem": (str, ""),
+    }
+    names = [group.name for group in groups]
+    table = xr.Dataset(
+        {
+            key: ("group", np.array([report.get(key, missing) for report in reports], dtype=kind))
+            for key, (kind, missing) in columns.items()
+        }
+        | {"archive": ("group", [str(group.archive) for group in groups])},
+        {"group": names},
+    )
+    told = list(dict.fromkeys(name for report in reports for name in report.get("quantities", {})))
+    nothing = [np.nan] * len(_TOLD)
+    values = np.array([[report.get("quantities", {}).get(name, nothing) for name in told] for report in reports])
+    values = values.reshape(len(groups), len(told), len(_TOLD))
+    quantities = xr.Dataset(
+        {key: (("group", "quantity"), values[..., i]) for i, key in enumerate(_TOLD)},
+        {"group": names, "quantity": told},
+    )
+    return RunDraws(table, quantities)

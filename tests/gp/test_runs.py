@@ -1,0 +1,108 @@
+"""msrm.sample_runs: one posterior a group, equal to sampling it alone, restartable, and no group costs another."""
+
+import os
+
+import numpy as np
+import pytest
+
+import msrm
+from msrm.gp import runs as runs_module
+
+OPTIONS = {"chains": 2, "warmup": 8, "draws": 12, "seed": 5, "progress": False}
+
+
+def recording_of() -> msrm.Recording:
+    rng = np.random.default_rng(0)
+    times = 1.5 * np.arange(9)
+    data = {p: {r: {"rating": (rng.standard_normal((9, 2)), times)} for r in ("run-1", "2 é")} for p in ("p1", "p2")}
+    return msrm.Recording.from_dict(data)
+
+
+def model_of(**settings) -> msrm.GPMSRM:
+    return msrm.GPMSRM(1, {"rating": msrm.Identity()}, n_starts=1, tol=1e-2, progress=False, **settings)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, msrm.sample_runs(recording_of(), model_of(), path=folder, n_jobs=2, **OPTIONS)
+
+
+def test_each_archive_holds_what_sampling_the_run_alone_gives(done):
+    folder, result = done
+    assert list(result) == ["run-1", "2 é"]
+    assert not result.failed
+    part = recording_of().select(runs=["2 é"])
+    alone = model_of().fit(part)
+    again = result["2 é"]
+    assert again.tree.attrs["group"] == "2 é"
+    draws = alone.sample(part, **OPTIONS | {"seed": again.tree.attrs["seed"]})
+    np.testing.assert_array_equal(again.posterior["noise"], draws.posterior["noise"])
+    row = result.table.sel(group="2 é")
+    assert float(row["ess"]) == pytest.approx(
+        min(float(draws.summary().table[key].min()) for key in ("ess_bulk", "ess_tail"))
+    )
+    assert str(row["verdict"].item()) == draws.summary().verdict
+    noise = result.quantities.sel(group="2 é", quantity="noise[p1/rating]")
+    assert float(noise["mean"]) == pytest.approx(float(draws.posterior["noise"].sel(stream="p1/rating").mean()))
+    assert "NOT CONVERGED" in str(result)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".json", ".nc", ".nc"]
+    with pytest.raises(KeyError, match="no group 'run-9'; there are run-1, 2 é"):
+        result["run-9"]
+
+
+def test_seeds_differ_between_groups_and_finished_archives_are_kept(done):
+    folder, result = done
+    assert result["run-1"].tree.attrs["seed"] != result["2 é"].tree.attrs["seed"]
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    with pytest.raises(FileExistsError, match="keep finished groups with resume=True"):
+        msrm.sample_runs(recording_of(), model_of(), path=folder, **OPTIONS)
+    again = msrm.sample_runs(recording_of(), model_of(), path=folder, resume=True, **OPTIONS)
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    np.testing.assert_array_equal(again.table["ess"], result.table["ess"])
+    with pytest.raises(ValueError, match=r"belongs to another run\. Different: sampling\.warmup \(8"):
+        msrm.sample_runs(recording_of(), model_of(), path=folder, resume=True, **OPTIONS | {"warmup": 9})
+    with pytest.raises(ValueError, match=r"Different: model\.length_scale"):
+        msrm.sample_runs(recording_of(), model_of(length_scale=4.0), path=folder, resume=True, **OPTIONS)
+
+
+def test_a_group_that_fails_is_reported_by_name_and_costs_no_other(tmp_path):
+    times = 1.5 * np.arange(9)
+    data = {"p1": {"good": {"rating": (np.sin(times)[:, None], times)}}}
+    data["p1"]["flat"] = {"rating": (np.ones((9, 1)), times)}
+    result = msrm.sample_runs(msrm.Recording.from_dict(data), model_of(), path=tmp_path, **OPTIONS)
+    assert list(result.failed) == ["flat"]
+    assert "none of its 1 features varies" in result.failed["flat"]
+    assert list(result) == ["good"]
+    with pytest.raises(ValueError, match="flat failed"):
+        result["flat"]
+
+
+class Crashing(msrm.GPMSRM):
+    """Ends its process where the recording has participant p2 only."""
+
+    def fit(self, recording):
+        if recording.participants == ("p2",):
+            os._exit(9)
+        return super().fit(recording)
+
+
+def test_by_participant_and_a_process_that_dies(tmp_path):
+    estimator = Crashing(1, {"rating": msrm.Identity()}, n_starts=1, tol=1e-2, progress=False)
+    result = msrm.sample_runs(recording_of(), estimator, path=tmp_path, by="participant", **OPTIONS)
+    assert result.failed == {"p2": "its process ended with exit code 9"}
+    assert list(result) == ["p1"]
+
+
+def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
+    parts = runs_module._parts(recording_of(), "fold")
+    assert {name: part.runs for name, part in parts.items()} == {
+        "without run-1": ("2 é",),
+        "without 2 é": ("run-1",),
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with runs_module._visible(1):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    with pytest.raises(ValueError, match="by must be one of 'run', 'participant', 'fold', found 'day'"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", by="day")
