@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from msrm.gp.blocks import Sequential, inverse_factor, log_evidence
+from msrm.gp.blocks import Sequential, inverse_factor, log_evidence, triangular_inverse
 from msrm.gp.cyclic import Parallel
 
 SOLVERS = {
@@ -14,7 +14,7 @@ SOLVERS = {
     "parallel": Parallel(),
     "unrolled": Parallel(root=1, tail=0),
     "rolled": Parallel(root=1, tail=31),
-    "dense root": Parallel(root=7, tail=15),
+    "dense root": Parallel(root=7, tail=15, triangle=3),
 }
 
 
@@ -239,3 +239,12 @@ def test_sizes_must_be_one_less_than_a_power_of_two():
         Parallel(root=4)
     with pytest.raises(ValueError, match="tail must be one less than a power of two and at least 0, found 30"):
         Parallel(tail=30)
+
+
+@pytest.mark.parametrize(("order", "leaf"), [(7, 3), (12, 5), (16, 4), (5, 8)])
+def test_triangular_inverse_by_pieces(order, leaf):
+    rng = np.random.default_rng(order)
+    lower = np.tril(rng.standard_normal((2, order, order))) + 3.0 * np.eye(order)
+    found = triangular_inverse(jnp.asarray(lower), leaf)
+    np.testing.assert_allclose(found @ lower, np.broadcast_to(np.eye(order), lower.shape), rtol=0, atol=1e-12)
+    assert not np.triu(found, 1).any()

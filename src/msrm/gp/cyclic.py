@@ -64,11 +64,13 @@ def _around(kept: Array, eliminated: int) -> tuple[Array, Array]:
     return pad(kept, 1, 0)[:eliminated], pad(kept, 0, eliminated - kept.shape[0])
 
 
-def _eliminate(diagonal: Array, lower: Array, right: Array, leaf: int | None) -> tuple[_System, _Level, Array]:
+def _eliminate(
+    diagonal: Array, lower: Array, right: Array, leaf: int | None, triangle: int | None
+) -> tuple[_System, _Level, Array]:
     """The system of the kept blocks, what the eliminated ones leave, and their log determinant."""
     count, order = diagonal.shape[:2]
     kept = count // 2
-    inverse, logs = inverse_factor(diagonal[0::2], leaf)
+    inverse, logs = inverse_factor(diagonal[0::2], leaf, triangle)
     couplings = jnp.concatenate([pad(lower[1::2], 1, 0), pad(transposed(lower[0::2]), 0, count % 2)], -1)
     coupling, whitened = inverse @ couplings, inverse @ right[0::2]
     schur, shift = transposed(coupling) @ coupling, transposed(coupling) @ whitened
@@ -131,11 +133,14 @@ class Parallel:
         From at most this many blocks on, one less than a power of two, levels run in a rolled loop; 0 rolls none.
     leaf : int or None
         Blocks of a larger order are factorized by halves; None factorizes whole.
+    triangle : int or None
+        Triangular factors of a larger order are inverted by pieces (`msrm.gp.blocks.triangular_inverse`).
     """
 
     root: int = 3
     tail: int = 31
     leaf: int | None = 192
+    triangle: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (("root", self.root, 1), ("tail", self.tail, 0)):
@@ -158,14 +163,14 @@ class Parallel:
         levels, tail = [], None
         log_determinant, quadratic = jnp.zeros(()), jnp.zeros(right.shape[-1])
         for _ in counts[1:]:
-            (diagonal, lower, right), level, logs = _eliminate(diagonal, lower, right, self.leaf)
+            (diagonal, lower, right), level, logs = _eliminate(diagonal, lower, right, self.leaf, self.triangle)
             levels.append(level)
             log_determinant, quadratic = log_determinant + logs, quadratic + (level.whitened**2).sum((0, 1))
         if rolled:
             full = 2 ** counts[-1].bit_length() - 1
 
             def step(carry: _System, _: None) -> Any:
-                kept, level, logs = _eliminate(carry[0], carry[1], carry[2], self.leaf)
+                kept, level, logs = _eliminate(carry[0], carry[1], carry[2], self.leaf, self.triangle)
                 return _filled(kept, full), (level, logs)
 
             start = _filled((diagonal, lower, right), full)
@@ -174,7 +179,7 @@ class Parallel:
             left = 2 ** (counts[-1].bit_length() - rolled) - 1
             diagonal, lower, right = filled[0][:left], filled[1][: left - 1], filled[2][:left]
             log_determinant, quadratic = log_determinant + logs, quadratic + (tail.whitened**2).sum((0, 1, 2))
-        inverse, logs = inverse_factor(_dense(diagonal, lower), None)
+        inverse, logs = inverse_factor(_dense(diagonal, lower), None, self.triangle)
         whitened = inverse @ right.reshape(-1, right.shape[-1])
         root = _Level(inverse[None], jnp.zeros((1, len(inverse), 0)), whitened[None])
         return CyclicFactor(tuple(levels), tail, root, log_determinant + logs, quadratic + (whitened**2).sum(0), counts)

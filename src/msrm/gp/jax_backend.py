@@ -18,7 +18,9 @@ from jax import Array
 
 from msrm.gp.blocks import Sequential, Solver
 from msrm.gp.cyclic import Parallel
+from msrm.gp.extrapolation import Extrapolated
 from msrm.gp.jax_pairs import ModalitySums
+from msrm.gp.jax_settings import FLOAT
 from msrm.gp.jax_statespace import STATUS, ExtrapolatedChain, NodeStatistics, StateSpaceChain
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.node_terms import class_sums
@@ -140,14 +142,12 @@ class NativeLikelihood:
     Parameters
     ----------
     likelihood : Likelihood
-        With a state-space backend: specification, data (raw or rotated) and grid.
+        With a state-space backend, on one grid or extrapolated from two: specification, data (raw or rotated), grid.
     solver : {"parallel", "sequential"} or Solver
     parameters : {name: array}, optional
         Where a search or chain starts; the responses' starts by default.
     room : float
         How much longer than there supports may become; blocks are larger by as much.
-    coarse : StateSpace, optional
-        The backend at a coarser spacing: value and gradient are then extrapolated from both to a vanishing spacing.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class NativeLikelihood:
     Raises
     ------
     TypeError
-        If the backend is not a `StateSpace`.
+        If the backend is neither a `StateSpace` nor an `Extrapolated` one.
     ValueError
         For an unknown solver.
     """
@@ -170,10 +170,9 @@ class NativeLikelihood:
         solver: str | Solver = "parallel",
         parameters: Mapping[str, Any] | None = None,
         room: float = 1.25,
-        coarse: StateSpace | None = None,
     ) -> None:
         backend, specification = likelihood.backend, likelihood.specification
-        if not isinstance(backend, StateSpace):
+        if not isinstance(backend, StateSpace | Extrapolated):
             raise TypeError(
                 f"the compiled likelihood needs the state-space backend, found {type(backend).__name__}; "
                 'prepare it with likelihood="statespace"'
@@ -184,10 +183,10 @@ class NativeLikelihood:
         length_scale = None if isinstance(scale, FreeLengthScale) else float(scale)
         settings: dict[str, Any] = {"length_scale": length_scale, "values": values, "room": room}
         self.chain: StateSpaceChain | ExtrapolatedChain
-        if coarse is None:
+        if isinstance(backend, StateSpace):
             self.chain = StateSpaceChain(backend, _solver(solver), **settings)
         else:
-            self.chain = ExtrapolatedChain(backend, coarse, _solver(solver), **settings)
+            self.chain = ExtrapolatedChain(backend, _solver(solver), **settings)
         self._sums, observed = {}, {}
         for modality in self.chain.counts:
             terms = [one for one in likelihood.terms if one.pair.modality == modality]
@@ -208,21 +207,31 @@ class NativeLikelihood:
 
     def value(self, parameters: Mapping[str, Any]) -> float:
         """Log likelihood at some parameters."""
-        return float(self._compiled[0](self.data, _arrays(parameters))[0])
+        return float(self._compiled[0](self.data, self._packed(parameters))[0])
 
     def value_and_gradient(self, parameters: Mapping[str, Any]) -> tuple[float, Parameters]:
         """Log likelihood and its derivatives, named like the parameters."""
-        (value, _), gradient = self._compiled[1](self.data, _arrays(parameters))
-        return float(value), {name: np.asarray(slope) for name, slope in gradient.items()}
+        (value, _), gradient = jax.device_get(self._compiled[1](self.data, self._packed(parameters)))
+        return float(value), self.likelihood.layout.unpacked(gradient)
 
     def diagnostic(self, parameters: Mapping[str, Any]) -> str:
         """Why the log likelihood is not finite; empty where it is."""
-        value, status = self._compiled[0](self.data, _arrays(parameters))
+        value, status = self._compiled[0](self.data, self._packed(parameters))
         return STATUS[int(status)] or ("" if np.isfinite(value) else "the residual sums of squares are not finite")
 
     @cached_property
     def _compiled(self) -> tuple[Any, Any]:
-        return jax.jit(self._value), jax.jit(jax.value_and_grad(self._value, argnums=1, has_aux=True))
+        """Value, and value and gradient, of packed parameters: one transfer each way whatever their number."""
+
+        def value(data: Any, vector: Array) -> tuple[Array, Array]:
+            layout = self.likelihood.layout
+            spans = layout.slices.items()
+            return self._value(data, {name: vector[span].reshape(layout.shapes[name]) for name, span in spans})
+
+        return jax.jit(value), jax.jit(jax.value_and_grad(value, argnums=1, has_aux=True))
+
+    def _packed(self, parameters: Mapping[str, Any]) -> Array:
+        return jnp.asarray(self.likelihood.layout.packed(dict(parameters)), dtype=FLOAT)
 
     def _value(self, data: Any, parameters: Mapping[str, Array]) -> tuple[Array, Array]:
         statistics, constant = {}, jnp.zeros(())
@@ -236,7 +245,3 @@ class NativeLikelihood:
         }
         value, status = self.chain.log_evidence(data["rows"], values, parameters.get("length_scale"), statistics)
         return value + constant, status
-
-
-def _arrays(parameters: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: jnp.asarray(value, dtype=jnp.float64) for name, value in parameters.items()}

@@ -21,6 +21,7 @@ from jax import Array
 from msrm.gp.blocks import Solver, log_evidence, pad, pad_identity
 from msrm.gp.chain import chain_of, runs_of
 from msrm.gp.cholesky import DIAGNOSTICS
+from msrm.gp.extrapolation import Extrapolated
 from msrm.gp.jax_cholesky import log_determinant_and_solve
 from msrm.gp.jax_matern import prior_blocks
 from msrm.gp.jax_rows import Data, Rows, WindowRows, window_rows
@@ -222,14 +223,12 @@ class StateSpaceChain:
 class ExtrapolatedChain:
     """Two grids of one recording, and the log evidence extrapolated to a vanishing spacing (DESIGN 3.3).
 
-    The error falls as ``step^(2 dimension)``, so with r that power of the ratio of the spacings the limit is
-    ``(r fine - coarse) / (r - 1)``. Both systems have blocks of one order and are solved as one batch: an
-    accelerator, whose time goes into the number of kernels, takes hardly longer than for the finer one.
+    The traced twin of `msrm.gp.extrapolation.Extrapolated`. Both systems have blocks of one order and are solved as
+    one batch: an accelerator, whose time goes into the number of kernels, takes hardly longer than for the finer one.
 
     Parameters
     ----------
-    fine, coarse : StateSpace
-        The same nodes at two spacings.
+    backend : Extrapolated
     solver, length_scale, values, room
         As in `StateSpaceChain`.
 
@@ -239,33 +238,29 @@ class ExtrapolatedChain:
         Of the finer grid.
     data : {"fine": ..., "coarse": ...}
     counts : {modality: int}
-
-    Raises
-    ------
-    ValueError
-        If the second spacing is not the coarser one.
     """
 
     def __init__(
         self,
-        fine: StateSpace,
-        coarse: StateSpace,
+        backend: Extrapolated,
         solver: Solver,
         *,
         length_scale: float | None,
         values: Mapping[str, Mapping[str, float]] | None = None,
         room: float = 1.25,
     ) -> None:
-        if not coarse.step > fine.step:
-            raise ValueError(f"the coarser spacing must exceed {fine.step:g} s, found {coarse.step:g} s.")
-        self.solver = solver
-        self.fine = StateSpaceChain(fine, solver, length_scale=length_scale, values=values, room=room)
+        self.solver, self.weight = solver, backend.weight
+        self.fine = StateSpaceChain(backend.fine, solver, length_scale=length_scale, values=values, room=room)
         self.coarse = StateSpaceChain(
-            coarse, solver, length_scale=length_scale, values=values, room=room, least_points=self.fine.chain.points
+            backend.coarse,
+            solver,
+            length_scale=length_scale,
+            values=values,
+            room=room,
+            least_points=self.fine.chain.points,
         )
         self.chain, self.counts = self.fine.chain, self.fine.counts
         self.data = {"fine": self.fine.data, "coarse": self.coarse.data}
-        self.ratio = (coarse.step / fine.step) ** (2 * fine.matern.dimension)
 
     @property
     def order(self) -> int:
@@ -295,7 +290,7 @@ class ExtrapolatedChain:
             both("right", lambda blocks: pad(blocks, 0, count - len(blocks))),
         )
         fine, coarse = (value + system.constant for value, system in zip(each, systems, strict=True))
-        value = (self.ratio * fine - coarse) / (self.ratio - 1.0)
+        value = fine + (self.weight - 1.0) * (fine - coarse)
         return _judged(value, systems[0].right, systems[0].fits & systems[1].fits, statistics)
 
 
