@@ -1,0 +1,88 @@
+"""The log density that NUTS moves in: latent-marginal likelihood, priors and Jacobians, in whitened coordinates.
+
+``log p(z) = log likelihood(parameters(x)) + log prior(x)`` with ``x = centre + T z``, T constant
+(:mod:`msrm.gp.nuts.whitening`). The likelihood is the NumPy one on a CPU (:mod:`msrm.gp.nuts.host`) and, on an
+accelerator with the state-space backend, the compiled one (:mod:`msrm.gp.jax_backend`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from msrm.gp.jax_backend import NativeLikelihood
+from msrm.gp.likelihood import Likelihood
+from msrm.gp.nuts.coordinates import Coordinates
+from msrm.gp.nuts.host import HostLikelihood
+from msrm.gp.nuts.whitening import Whitening
+from msrm.gp.statespace import StateSpace
+from msrm.nodes import Backend
+
+__all__ = ["Density", "runs_compiled"]
+
+
+def runs_compiled(backend: Backend) -> bool:
+    """Whether the compiled likelihood is the one to use: JAX's platform is an accelerator, and there is one."""
+    return jax.default_backend() != "cpu" and isinstance(backend, StateSpace)
+
+
+class Density:
+    """The log density of a posterior.
+
+    Parameters
+    ----------
+    coordinates : Coordinates
+    backend : Backend
+        Of the likelihood: state-space at a spacing, or dense.
+    compiled : bool
+        The compiled likelihood rather than NumPy's; it needs a `StateSpace`.
+
+    Attributes
+    ----------
+    host : HostLikelihood or None
+    data : pytree
+        Arrays of the recording's size, passed to traced code.
+    """
+
+    def __init__(self, coordinates: Coordinates, backend: Backend, *, compiled: bool) -> None:
+        self.coordinates = coordinates
+        likelihood = Likelihood(coordinates.specification, coordinates.nodes, backend)
+        self.host: HostLikelihood | None = None
+        self.data: Any = ()
+        self._log_likelihood: Callable[[Any, Array], Array]
+        if compiled:
+            # Blocks hold the longest response that the bounds allow, so that no point is refused.
+            native = NativeLikelihood(likelihood, solver="parallel", room=np.inf)
+            self.data = native.data
+            self._log_likelihood = lambda data, packed: native.log_likelihood(data, likelihood.layout.unpacked(packed))
+        else:
+            self.host = host = HostLikelihood(likelihood)
+            self._log_likelihood = lambda data, packed: host.log_likelihood(packed)
+        self._compiled = jax.jit(jax.value_and_grad(self.log_density))
+        self._packed = jax.jit(jax.vmap(coordinates.packed))
+        self._log_prior = jax.jit(jax.vmap(coordinates.log_prior))
+
+    def log_density(self, x: Array, data: Any) -> Array:
+        """Log density of x, not normalized (traced)."""
+        return self._log_likelihood(data, self.coordinates.packed(x)) + self.coordinates.log_prior(x)
+
+    def potential(self, data: Any, whitening: Whitening) -> Callable[[Array], Array]:
+        """Minus the log density of z, for NumPyro (traced)."""
+        return lambda z: -self.log_density(whitening.x(z), data)
+
+    def value_and_gradient(self, x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """The log density of x and its derivatives."""
+        value, gradient = self._compiled(jnp.asarray(x), self.data)
+        return float(value), np.asarray(gradient)
+
+    def packed(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Packed parameters (draw, parameter) of points (draw, coordinate)."""
+        return np.asarray(self._packed(jnp.asarray(x)))
+
+    def log_prior(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log prior densities (draw,) of points (draw, coordinate), Jacobians included."""
+        return np.asarray(self._log_prior(jnp.asarray(x)))
