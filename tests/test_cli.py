@@ -16,7 +16,7 @@ import msrm
 from msrm import archive, cli
 from msrm.cli.settings import estimator_of, read_settings
 from msrm.recording import RecordingWarning
-from msrm.regularized.solver import INTERRUPTED
+from msrm.quasi_newton import INTERRUPTED
 
 COMMANDS = ["simulate", "fit", "predict", "evaluate", "plot", "info", "doctor"]
 TOML = """

@@ -17,8 +17,8 @@ from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import Parameters
 from msrm.gp.starts import parameters_at_rest
 from msrm.nodes import Backend, Evidence, GroupStatistics, NodeGroup, usable_rows
+from msrm.quasi_newton import minimize
 from msrm.recording import Recording
-from msrm.regularized.solver import minimize
 
 _KNOWN = "known\x00"  # no modality has a NUL in its name
 _EM_STEPS = 6

@@ -64,8 +64,8 @@ class GPMSRM(GPDensity):
     starts_ : tuple of StartRecord
     at_bounds_ : tuple of str
     backend_ : dict
-        Name, reason, grid spacing in seconds, that of the coarser grid where two are combined (else NaN), modalities
-        with residual variances.
+        Name, reason, grid spacing in seconds, that of the coarser grid where two are combined, modalities with
+        residual variances.
     recording_digest_ : str
     """
     )
@@ -352,8 +352,9 @@ class GPMSRM(GPDensity):
         step = float(getattr(backend, "step", np.nan))
         coarse_step = float(getattr(backend, "coarse_step", np.nan))
         residual = frozenset(getattr(backend, "residual", frozenset()))
-        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "coarse_step": coarse_step}
-        self.backend_["residual"] = sorted(residual)
+        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "residual": sorted(residual)}
+        if np.isfinite(coarse_step):
+            self.backend_["coarse_step"] = coarse_step
         self._describe(
             FittedGP(
                 likelihood.specification,

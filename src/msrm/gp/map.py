@@ -1,7 +1,7 @@
 """The MAP of GP-MSRM: a race of starts on a coarse grid, then the winner on a grid as fine as its likelihood needs.
 
 Every start takes a few EM steps, then whitened quasi-Newton steps with real bounds (:mod:`msrm.gp.ascent`,
-:mod:`msrm.regularized.solver`). Starts that fall behind, or fall into the basin of a better one, are left where they
+:mod:`msrm.quasi_newton`). Starts that fall behind, or fall into the basin of a better one, are left where they
 are; the rest are run to convergence. The winner goes on at the spacing that :mod:`msrm.gp.refinement` asks for, until
 the error measured at its end is within the tolerance (DESIGN 5).
 """
@@ -19,7 +19,7 @@ from msrm.gp.parameters import Parameters
 from msrm.gp.refinement import LikelihoodError, measured_error, resolved
 from msrm.gp.starts import Start
 from msrm.nodes import Backend
-from msrm.regularized.solver import INTERRUPTED, Outcome, QuasiNewton, minimize
+from msrm.quasi_newton import INTERRUPTED, Outcome, QuasiNewton, minimize
 from msrm.runtime import progress
 
 _EM_STEPS = 6

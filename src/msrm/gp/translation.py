@@ -12,9 +12,9 @@ import numpy as np
 from msrm.gp.fitted import Standardization, starting_length_scale
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.starts import Start, parameters_at_rest
+from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
 from msrm.regularized import RMSRM, ConvergenceWarning
-from msrm.regularized.solver import INTERRUPTED
 from msrm.responses import Free, Response
 
 _NAME = "R-MSRM"

@@ -10,9 +10,7 @@ from msrm.gp.fitted import FEATURE_KINDS, FittedGP, Standardization, TrainingNod
 from msrm.gp.map import StartRecord
 from msrm.gp.model import GPDensity
 from msrm.nodes import GroupStatistics
-from msrm.plain import free_from_plain, prior_from_plain, response_from_plain, to_plain
-from msrm.priors import Prior, Priors
-from msrm.responses import Free
+from msrm.plain import arguments_from_plain, to_plain
 
 
 def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
@@ -48,7 +46,8 @@ def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
 
 def fitted_from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], FittedGP]:
     """Constructor arguments and fitted model of a tree made by :func:`fitted_tree`."""
-    arguments = _arguments_from_plain(_facts(tree["settings"]))
+    arguments = arguments_from_plain(_facts(tree["settings"]))
+    arguments["run_offsets"] = tuple(arguments["run_offsets"])
     specification = GPDensity(**arguments).specification
     parameters: dict[str, np.ndarray] = {}
     features: dict[tuple[str, str], np.ndarray] = {}
@@ -137,22 +136,3 @@ def model_arguments(model: GPDensity) -> dict[str, Any]:
     plain["residual_timescales"] = None if timescales is None else {m: to_plain(v) for m, v in timescales.items()}
     plain["powers"] = None if plain["powers"] is None else dict(plain["powers"])
     return plain
-
-
-def _arguments_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    plain["responses"] = {m: response_from_plain(t, f"responses.{m}") for m, t in plain["responses"].items()}
-    plain["length_scale"] = _scale_from_plain(plain["length_scale"], "length_scale")
-    priors = dict(plain["priors"])
-    priors["noise"] = prior_from_plain(priors["noise"], "priors.noise")
-    plain["priors"] = Priors(**priors)
-    plain["run_offsets"] = tuple(plain["run_offsets"])
-    if plain["residual_timescales"] is not None:
-        timescales = plain["residual_timescales"].items()
-        plain["residual_timescales"] = {m: _scale_from_plain(v, f"residual_timescales.{m}") for m, v in timescales}
-    return plain
-
-
-def _scale_from_plain(value: Any, where: str) -> float | Free | Prior:
-    if not isinstance(value, dict):
-        return value
-    return prior_from_plain(value, where) if "family" in value else free_from_plain(value, where)

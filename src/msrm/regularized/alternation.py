@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msrm.quasi_newton import minimize
 from msrm.regularized.gauge import Latents, balanced
 from msrm.regularized.objective import Objective
-from msrm.regularized.solver import minimize
 
 Array = NDArray[np.float64]
 

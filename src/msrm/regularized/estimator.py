@@ -11,6 +11,7 @@ import xarray as xr
 
 from msrm import archive
 from msrm.estimator import Estimator
+from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
 from msrm.regularized import labelled, prediction
 from msrm.regularized.assembly import Assembled, assembled
@@ -20,7 +21,6 @@ from msrm.regularized.model import Model
 from msrm.regularized.problem import build_problem
 from msrm.regularized.search import Start, search
 from msrm.regularized.settings import checked_settings
-from msrm.regularized.solver import INTERRUPTED
 from msrm.regularized.tree import model_from_tree, model_tree, node, plain_number, starts_from_tree, starts_tree
 from msrm.responses import Response
 

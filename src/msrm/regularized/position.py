@@ -1,7 +1,7 @@
 """A point of the search: loadings and response parameters as one vector, with the metric that whitens them.
 
 The Hessian at fixed latents is block diagonal, `2 (M_c + ridge_c)` for a loading column, and its inverse is the metric
-of :mod:`msrm.regularized.solver`; response parameters are scaled by their Gauss-Newton curvature. M_c is taken as its
+of :mod:`msrm.quasi_newton`; response parameters are scaled by their Gauss-Newton curvature. M_c is taken as its
 pair's mean times the column's share, exact without missing entries.
 """
 

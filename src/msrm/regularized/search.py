@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from msrm.quasi_newton import INTERRUPTED, Outcome, minimize
 from msrm.regularized.alternation import alternate
 from msrm.regularized.objective import Objective
 from msrm.regularized.position import Position, evaluated, position, stationarity
 from msrm.regularized.problem import Problem
 from msrm.regularized.settings import Settings
-from msrm.regularized.solver import INTERRUPTED, Outcome, minimize
 from msrm.regularized.starts import Beginning, beginnings
 from msrm.runtime import blas_threads
 from msrm.runtime import progress as progress_bar
@@ -188,6 +188,7 @@ class _Race:
             max_iter=max_iter,
             tol=tol,
             watch=watch,
+            model=before.model,
         )
         after.history = before.history + after.history[1:]
         after.n_iter += before.n_iter
