@@ -1,8 +1,8 @@
 """Every parameter of a chain as one point x of the whole space, and the prior density there with its Jacobian.
 
-Owns the map from x to the likelihood's parameters in rotated coordinates: rows [w b c...] as they are, the diagonals of
-the pivots (:mod:`msrm.gp.nuts.gauge`) and of null factors (:mod:`msrm.gp.nuts.standins`) as logarithms, structural zeros
-left out, scalars by :mod:`msrm.gp.nuts.transforms`. With ``value = s exp(x)`` and ``value / s ~ chi(n)``,
+Owns the map from x to the likelihood's parameters in rotated coordinates: rows [w b c...] as they are, the diagonals
+of the pivots (:mod:`msrm.gp.nuts.gauge`) and of null factors (:mod:`msrm.gp.nuts.standins`) as logarithms, structural
+zeros left out, scalars by :mod:`msrm.gp.nuts.transforms`. With ``value = s exp(x)`` and ``value / s ~ chi(n)``,
 
     log p(x) = n x - exp(2 x) / 2 + (1 - n/2) log 2 - log Gamma(n/2).
 """

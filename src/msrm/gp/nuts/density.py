@@ -58,7 +58,8 @@ class Density:
             # Blocks hold the longest response that the bounds allow, so that no point is refused.
             native = NativeLikelihood(likelihood, solver="parallel", room=np.inf)
             self.data = native.data
-            self._log_likelihood = lambda data, packed: native.log_likelihood(data, likelihood.layout.unpacked(packed))
+            named: Any = likelihood.layout.unpacked
+            self._log_likelihood = lambda data, packed: native.log_likelihood(data, named(packed))
         else:
             self.host = host = HostLikelihood(likelihood)
             self._log_likelihood = lambda data, packed: host.log_likelihood(packed)

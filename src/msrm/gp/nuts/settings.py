@@ -1,7 +1,6 @@
 """What a user may ask of the NUTS sampler, checked."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -60,7 +59,3 @@ class NutsSettings:
                 f'metric="dense" would learn a {size} x {size} matrix from the warm-up; the limit is {LARGEST_DENSE}. '
                 'Use metric="diagonal", which is whitened at the start, or sampler="gibbs".'
             )
-
-    def recorded(self) -> dict[str, Any]:
-        """As plain values, for the identity of a run."""
-        return asdict(self)

@@ -1,10 +1,10 @@
-"""Null rows as a few more coordinates whose data are zero, so that the likelihood needs no word about them (DESIGN 3.2).
+"""Null rows as a few more coordinates whose data are zero: the likelihood needs no word about them (DESIGN 3.2).
 
 The n rows [w b c...] of k numbers that belong to rotated features without data enter only through their Gram matrix
 ``F F'``. Under the prior N(0, diag(s^2)) that is Wishart, so ``F = diag(s) B`` with B lower triangular,
 ``B_jj ~ chi(n - j)`` for j = 0, 1, ... and ``B_ij ~ N(0, 1)`` below (Bartlett 1933). Column j of F is the row of
-*stand-in* j. Where n < k the rows stand for themselves. Which scalars there are does not change: what a stand-in adds to
-their count is taken from ``null_counts``.
+*stand-in* j. Where n < k the rows stand for themselves. Which scalars there are does not change: what a stand-in adds
+to their count is taken from ``null_counts``.
 """
 
 from collections.abc import Mapping

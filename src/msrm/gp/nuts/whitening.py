@@ -1,20 +1,22 @@
 """A linear map that makes the posterior nearly round, so that a diagonal metric is enough: ``x = centre + T z``.
 
-Given the latents the posterior of a row [w b c...] is normal with precision ``P = X'X / v + 1/s^2``, X the functionals
-and offset columns of its entries, and that of log v has precision N/2: B whitens these, block by block. With the latents
-integrated out a few directions are softer, those that trade loadings, offsets and responses against the latents of all
-streams. Lanczos steps on the whitened Hessian H, products by differences of the gradient, find them:
+Given the latents the posterior of a row [w b c...] is normal with precision ``P = X'X / v + 1/s^2``, X the
+functionals and offset columns of its entries, and that of log v has precision N/2: B whitens these, block by block.
+With the latents integrated out a few directions are softer, those that trade loadings, offsets and responses against
+the latents of all streams. Lanczos steps on the whitened Hessian H, products by differences of the gradient, find them:
 
     T = B (1 + U (|theta|^-1/2 - 1) U'),    H U ~ U theta.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
+from scipy.sparse.linalg import spsolve
 
 from msrm.gp.data import Key
 from msrm.gp.gibbs.state import Current
@@ -24,7 +26,7 @@ from msrm.gp.nuts.coordinates import Coordinates
 __all__ = ["Whitening", "whitening_at"]
 
 Vector = NDArray[np.float64]
-_LANCZOS = 80
+_LANCZOS = 60
 _DIFFERENCE = 1e-2  # in whitened units: third derivatives and rounding both stay below 1e-3
 _SCALAR_DIFFERENCE = 1e-4  # of a scalar's coordinate, which is of order 1 over its bounds
 _SOFTEST = 1e-3  # |theta| below it is taken for it: no direction gets more than 30 times wider
@@ -70,9 +72,9 @@ class Whitening(NamedTuple):
 
     def inverse(self, x: Vector) -> Vector:
         """z of x."""
-        matrix = np.zeros((len(x), len(x)))
-        np.add.at(matrix, (np.arange(len(x))[:, None], self.columns), self.weights)
-        z = np.linalg.solve(matrix, x - self.centre)
+        rows = np.repeat(np.arange(len(x)), self.columns.shape[1])
+        matrix = csc_array((self.weights.ravel(), (rows, self.columns.ravel())), shape=(len(x), len(x)))
+        z = spsolve(matrix, x - self.centre)
         return z + self.directions @ ((1.0 / (1.0 + self.stretch) - 1.0) * (self.directions.T @ z))
 
 
@@ -80,16 +82,19 @@ def whitening_at(
     coordinates: Coordinates,
     sweeper: Sweeper,
     current: Current,
+    points: Sequence[Vector],
     gradient: Callable[[Vector], Vector],
 ) -> Whitening:
-    """The map for a typical point of the posterior.
+    """The map for typical points of the posterior.
 
     Parameters
     ----------
     coordinates : Coordinates
     sweeper : Sweeper
     current : Current
-        There, latents drawn.
+        At one of them, latents drawn.
+    points : sequence of (coordinate,)
+        x of some: the Hessian is averaged over them, for its posterior mean is positive definite.
     gradient : callable
         Of the log density in x.
     """
@@ -107,15 +112,17 @@ def whitening_at(
         if not name.startswith("noise/"):
             blocks.scalar(at, gradient)
     bare = blocks.made()
-    return bare._replace(**_softened(bare, gradient))
+    return bare._replace(**_softened(bare, points, gradient))
 
 
-def _softened(bare: Whitening, gradient: Callable[[Vector], Vector]) -> Mapping[str, Vector]:
+def _softened(bare: Whitening, points: Sequence[Vector], gradient: Callable[[Vector], Vector]) -> Mapping[str, Vector]:
     """Soft directions of the whitened Hessian and their stretches."""
 
     def product(direction: Vector) -> Vector:
-        ahead, behind = (gradient(bare.centre + sign * _DIFFERENCE * bare.moved(direction)) for sign in (1.0, -1.0))
-        return bare.pulled(behind - ahead) / (2.0 * _DIFFERENCE)
+        step, total = _DIFFERENCE * bare.moved(direction), np.zeros(len(direction))
+        for x in points:
+            total += gradient(x - step) - gradient(x + step)
+        return bare.pulled(total) / (2.0 * _DIFFERENCE * len(points))
 
     values, vectors = _lanczos(product, len(bare.centre))
     soft = values < _KEPT
