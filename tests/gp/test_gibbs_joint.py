@@ -113,8 +113,6 @@ def geweke_scores(small: Problem, sweeps: int, prior_draws: int, seed: int = 1) 
     """z scores between the prior and the successive-conditional simulator for every test function."""
     chain, found = Geweke(small, seed), []
     # Steps of a size that data as weak as these allow; fixed, as after warm-up.
-    for step in small.sweeper.steps:
-        step.forget(0.3)
     for proposal in small.sweeper.proposals:
         proposal.walk.forget(10.0)
     for _ in range(sweeps):

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ import numpy as np
 from msrm import runtime
 from msrm.gp.assembly import ChainDraws, assembled, scalar_names
 from msrm.gp.backends import select_likelihood
+from msrm.gp.data import NodeLayout
 from msrm.gp.draws import Draws
 from msrm.gp.fitted import starting_length_scale
 from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
 from msrm.gp.gibbs.start import balanced, state_of
+from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.likelihood import Likelihood
+from msrm.gp.parameters import Specification
 from msrm.gp.refinement import resolved
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import DrawStore
@@ -30,8 +35,6 @@ from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map, worker_count
 
 __all__ = ["SAMPLERS", "sample"]
-
-SAMPLERS = ("gibbs",)
 
 
 def sample(
@@ -47,6 +50,7 @@ def sample(
     resume: bool = False,
     n_jobs: int = -1,
     progress: bool | None = None,
+    **settings: Any,
 ) -> Draws:
     """Draw from the posterior of a fitted model.
 
@@ -55,19 +59,23 @@ def sample(
     model : GPMSRM
         Fitted to `recording`; chains start from its MAP.
     recording : Recording
-    sampler : {"gibbs"}
+    sampler : {"gibbs", "nuts"}
     chains, warmup, draws : int
-        Warm-up sweeps tune the proposals and are not kept; draws are, from each chain.
+        Warm-up sweeps tune the proposals (NUTS: step and metric) and are not kept; draws are, from each chain.
     seed : int
     path : path-like, optional
         A folder for the blocks of draws; kept afterwards. Without it they live in a temporary folder.
     resume : bool
         Continue the run of `path`; with more `draws` than it was started with, extend it.
     n_jobs : int
-        Processes; -1 for one a chain, as far as there are cores. Any number gives the same draws.
+        Processes; -1 for one a chain, as far as there are cores. Any number gives the same draws. NUTS starts them
+        under ``chain_method="processes"`` alone.
     progress : bool, optional
         Draw a bar with sweeps per second, time left and the effective draws so far of the slowest quantity; by default
         on a terminal only.
+    **settings
+        Of NUTS (:class:`msrm.gp.nuts.settings.NutsSettings`): ``metric``, ``chain_method``, ``target_accept``,
+        ``max_tree_depth``.
 
     Returns
     -------
@@ -77,6 +85,8 @@ def sample(
     ------
     ValueError
         For unusable arguments, a recording that is not the fit's, or resuming another run (every difference named).
+    TypeError
+        For a setting that the sampler does not have.
     FileExistsError
         When `path` holds a run and `resume` is not set.
     OSError
@@ -91,30 +101,71 @@ def sample(
     specification, layout = likelihood.specification, likelihood.nodes
     start = state_of(specification, layout, fitted.parameters)
     start = balanced(Sweeper(specification, layout, backend), start)
-    settings = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
-    identity = _identity(model, recording, settings, backend)
+    run = SAMPLERS[sampler](model, likelihood, backend, start, settings)
+    counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    recorded = {"sampler": sampler, **counts, **run.recorded}
+    identity = _identity(model, recording, recorded, backend)
     folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
     with _kept_on_failure(folder, chains, temporary=path is None):
         store = (DrawStore.resume if resume else DrawStore.create)(folder, identity)
         _check_length(store, chains, draws)
-        job = ChainJob(
-            specification, light_layout(layout), backend, start, folder, chains, warmup, draws, seed, supervised=True
-        )
         labels = {
             "log_likelihood_marginal": ["log_likelihood_marginal"],
             "noise": [f"noise[{p}/{m}]" for p, m in start.noise],
             "scalars": scalar_names(start),
         }
         with store.running(), Watch(store, chains, chains * (warmup + draws), labels, enabled=progress):
-            jobs = [(index,) for index in range(chains)]
-            done = parallel_map(run_chain, jobs, n_jobs=worker_count(n_jobs, chains), shared=(job,), progress=False)
+            done = run.run(store, **counts, n_jobs=n_jobs)
         if min(done) < draws:
             raise KeyboardInterrupt
-        read = _read(store, chains, [block.label for block in Sweeper(specification, layout, backend).blocks])
+        read = run.read(store, chains)
     if path is None:
         shutil.rmtree(folder)
-    attributes = {**settings, "step": backend.step, "residual": sorted(backend.residual)}
+    attributes = {**recorded, "step": backend.step, "residual": sorted(backend.residual)}
     return assembled(model, recording, specification, layout, start, read, attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class GibbsRun:
+    """A Gibbs run before its first chain starts."""
+
+    specification: Specification
+    layout: NodeLayout
+    backend: StateSpace
+    start: State
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Settings: there are none."""
+        return {}
+
+    def run(self, store: DrawStore, *, chains: int, warmup: int, draws: int, seed: int, n_jobs: int) -> list[int]:
+        """Run all chains to their end; the number of draws that each has on disk."""
+        light, folder = light_layout(self.layout), store.folder
+        job = ChainJob(
+            self.specification, light, self.backend, self.start, folder, chains, warmup, draws, seed, supervised=True
+        )
+        jobs = [(index,) for index in range(chains)]
+        return parallel_map(run_chain, jobs, n_jobs=worker_count(n_jobs, chains), shared=(job,), progress=False)
+
+    def read(self, store: DrawStore, chains: int) -> ChainDraws:
+        """All chains' draws, stacked."""
+        sweeper = Sweeper(self.specification, self.layout, self.backend)
+        return _read(store, chains, [block.label for block in sweeper.blocks])
+
+
+def _gibbs(model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: dict[str, Any]) -> GibbsRun:
+    if settings:
+        raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs"; NUTS has settings.')
+    return GibbsRun(likelihood.specification, likelihood.nodes, grid, start)
+
+
+def _nuts(model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: dict[str, Any]) -> Any:
+    # JAX is loaded by those who ask for it.
+    return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
+
+
+SAMPLERS = {"gibbs": _gibbs, "nuts": _nuts}
 
 
 @contextmanager
@@ -230,7 +281,5 @@ def _read(store: DrawStore, chains: int, blocks: list[str]) -> ChainDraws:
     """All chains' draws, stacked."""
     parts = [store.chain(index).read() for index in range(chains)]
     arrays = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    acceptance = arrays.pop("acceptance")
-    scales = [f"scale/{level}" for level in range(acceptance.shape[-1] - len(blocks))]
-    stats = {"acceptance": acceptance, "latent_power": arrays.pop("latent_power")}
-    return ChainDraws(arrays, stats, {"acceptance": [*blocks, *scales]})
+    stats = {name: arrays.pop(name) for name in ("acceptance", "latent_power")}
+    return ChainDraws(arrays, stats, {"acceptance": blocks})

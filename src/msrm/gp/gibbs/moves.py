@@ -5,7 +5,8 @@ every path is stretched along a random direction of factor space and all loading
 constant is added to every path and taken from the offsets; exact Gaussian. *Rotation*: Haar, always accepted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import expm1
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +16,16 @@ from msrm.gp.gibbs.latents import CoarseComponent, band_product
 from msrm.gp.gibbs.state import Current
 from msrm.nodes import GroupStatistics
 
-__all__ = ["rotate", "scale", "shift"]
+__all__ = ["rotate", "scale", "scale_density", "shift", "slice_step"]
 
 Array = NDArray[np.float64]
 
 
-def scale(
-    rng: np.random.Generator, current: Current, coarse: Mapping[str, CoarseComponent], step: float, count: int
-) -> list[float]:
-    """Metropolis steps of the scale move with ``log c ~ N(0, step^2)``; changes `current`.
+def scale(rng: np.random.Generator, current: Current, coarse: Mapping[str, CoarseComponent], count: int) -> None:
+    """Draw the scale of paths against loadings along random directions; changes `current`.
 
-    Paths become ``f + coarse(f) (A - 1)`` with ``A = 1 + (c - 1) u u'``, u uniform on the sphere, loadings
-    ``W A^-1``. The Jacobian is ``c^(points - feature rows)``, points of all runs, null rows counted.
+    Paths become ``f + coarse(f) (A - 1)`` with ``A = 1 + (c - 1) u u'``, u uniform on the sphere, loadings ``W A^-1``;
+    log c is drawn from its density by slice sampling.
 
     Parameters
     ----------
@@ -34,17 +33,10 @@ def scale(
     current : Current
         With latents drawn.
     coarse : {run: CoarseComponent}
-    step : float
     count : int
-        Steps, each along a new direction.
-
-    Returns
-    -------
-    list of float
-        Acceptance probabilities.
+        Directions, one after the other.
     """
     size = current.design.specification.n_factors
-    sd = current.design.specification.priors.loading_sd
     split = {run: component.split(current.states[run]) for run, component in coarse.items()}
     components = {run: component for run, (component, _) in split.items()}
     quadratic = np.sum([form for _, form in split.values()], axis=0)
@@ -53,36 +45,84 @@ def scale(
         for run, component in components.items()
         for modality, terms in current.posteriors[run].nodes.items()
     }
-    dimension = sum(len(c.held) for c in coarse.values()) - sum(current.design.feature_rows.values())
-    probabilities = []
+    points, features = sum(len(c.held) for c in coarse.values()), sum(current.design.feature_rows.values())
     for _ in range(count):
         direction = rng.standard_normal(size)
         direction /= np.linalg.norm(direction)
-        log_c = step * rng.standard_normal()
-        loadings = sum(np.square(rows[:, :size] @ direction).sum() for rows in current.state.rows.values())
-        log_ratio = dimension * log_c - 0.5 * np.expm1(2 * log_c) * (direction @ quadratic @ direction)
-        log_ratio -= 0.5 * np.expm1(-2 * log_c) * loadings / sd**2
-        log_ratio += _misfit(current, parts, direction, np.expm1(-log_c))
-        probabilities.append(float(np.exp(min(0.0, log_ratio))))
-        if rng.uniform() < probabilities[-1]:
-            outer = np.outer(direction, direction)
-            more = np.expm1(log_c) * outer
-            _stretch(current, components, parts, more)
-            turn_loadings(current, np.eye(size) + np.expm1(-log_c) * outer)
-            quadratic = (np.eye(size) + more) @ quadratic @ (np.eye(size) + more)
-    return probabilities
+        density = scale_density(current, quadratic, parts, direction, points - features)
+        # About four standard deviations where the data pin neither paths nor loadings.
+        log_c = slice_step(rng, density, 3.0 / np.sqrt(points + features))
+        outer = np.outer(direction, direction)
+        more = np.expm1(log_c) * outer
+        _stretch(current, components, parts, more)
+        turn_loadings(current, np.eye(size) + np.expm1(-log_c) * outer)
+        quadratic = (np.eye(size) + more) @ quadratic @ (np.eye(size) + more)
 
 
-def _misfit(current: Current, parts: Mapping[tuple[str, str], Array], direction: Array, shrink: float) -> float:
-    """Change of the log likelihood under a scale move: what is not coarse in a functional is not stretched."""
-    total = 0.0
+def scale_density(
+    current: Current,
+    quadratic: Array,
+    parts: Mapping[tuple[str, str], Array],
+    direction: Array,
+    dimension: int,
+) -> Callable[[float], float]:
+    """Log density of log c along a direction, 0 where nothing moves.
+
+    Parameters
+    ----------
+    current : Current
+    quadratic : (K, K)
+        Of the coarse components under their prior.
+    parts : {(run, modality): (node, K)}
+        What they are at the nodes: the rest of a functional is not stretched, which is all that the likelihood sees.
+    direction : (K,)
+        u, of unit length.
+    dimension : int
+        Coarse points less feature rows, null rows counted: the Jacobian is ``c^dimension``.
+    """
+    specification = current.design.specification
+    size, sd = specification.n_factors, specification.priors.loading_sd
+    prior = direction @ quadratic @ direction
+    loadings = sum(np.square(rows[:, :size] @ direction).sum() for rows in current.state.rows.values()) / sd**2
+    slope = curvature = 0.0
     for (run, modality), part in parts.items():
         functionals, given = current.functionals[run][modality], current.statistics[run][modality]
         along = (functionals - part) @ direction
         pulled = (given.precision @ direction)[given.index]
-        score = given.information @ direction - np.einsum("jk,jk->j", pulled, functionals)
-        total += shrink * (along @ score) - 0.5 * shrink**2 * (along**2 @ (pulled @ direction))
-    return float(total)
+        slope += along @ (given.information @ direction - np.einsum("jk,jk->j", pulled, functionals))
+        curvature += along**2 @ (pulled @ direction)
+
+    def density(log_c: float) -> float:
+        shrink = expm1(-log_c)
+        log_prior = -0.5 * (expm1(2 * log_c) * prior + expm1(-2 * log_c) * loadings)
+        return float(dimension * log_c + log_prior + shrink * slope - 0.5 * shrink**2 * curvature)
+
+    return density
+
+
+def slice_step(rng: np.random.Generator, log_density: Callable[[float], float], width: float) -> float:
+    """A draw of x from where x is 0 that leaves its density invariant: Neal (2003), stepping out and shrinkage.
+
+    Parameters
+    ----------
+    rng : Generator
+    log_density : callable
+        Up to a constant.
+    width : float
+        Of the first interval; any, but the same wherever x starts.
+    """
+    level = log_density(0.0) - rng.standard_exponential()
+    low = -width * rng.uniform()
+    high = low + width
+    while log_density(low) > level:
+        low -= width
+    while log_density(high) > level:
+        high += width
+    while True:
+        x = low + (high - low) * rng.uniform()
+        if log_density(x) >= level:
+            return x
+        low, high = (x, high) if x < 0 else (low, x)
 
 
 def _stretch(current: Current, components: dict[str, Array], parts: dict[tuple[str, str], Array], more: Array) -> None:

@@ -17,7 +17,6 @@ from msrm.gp.gibbs import moves
 from msrm.gp.gibbs.conditionals import draw_noise, draw_null_factor, draw_rows
 from msrm.gp.gibbs.latents import CoarseComponent, draw_functionals, draw_states
 from msrm.gp.gibbs.marginal import Marginal, prior_blocks
-from msrm.gp.gibbs.proposals import StepSize
 from msrm.gp.gibbs.state import Current, State
 from msrm.gp.parameters import FreeLengthScale, Specification
 from msrm.gp.statespace import StateSpace
@@ -25,7 +24,7 @@ from msrm.gp.statespace import StateSpace
 __all__ = ["Sweeper"]
 
 Array = NDArray[np.float64]
-_DIRECTIONS = 4  # scale steps a level and sweep; each costs a few products of K numbers a node
+_DIRECTIONS = 4  # of the scale move, a level and sweep; each costs a few products of K numbers a node
 _LEVELS = 3  # coarse grids, each half as dense as the one before
 _FEWEST_POINTS = 4
 
@@ -47,7 +46,6 @@ class Sweeper:
         self.blocks = prior_blocks(specification, tuple(dict.fromkeys(pair.modality for pair in layout.pairs)))
         self.proposals = [block.first_proposal() for block in self.blocks]
         self.levels = _coarse_points(backend, specification)
-        self.steps = [StepSize(0.02) for _ in self.levels]
         self._coarse: list[dict[str, CoarseComponent]] | None = None
 
     def start(self, state: State) -> Current:
@@ -76,7 +74,7 @@ class Sweeper:
         self.draw_latents(rng, current)
         self.draw_rows(rng, current)
         self.draw_noise(rng, current)
-        self.move(rng, current, tune=tune)
+        self.move(rng, current)
         return current
 
     def draw_latents(self, rng: np.random.Generator, current: Current) -> None:
@@ -121,14 +119,11 @@ class Sweeper:
             for run, given in current.design.statistics(modality, state.rows, state.noise).items():
                 current.statistics[run][modality] = given
 
-    def move(self, rng: np.random.Generator, current: Current, *, tune: bool) -> None:
+    def move(self, rng: np.random.Generator, current: Current) -> None:
         """Step 5: scale at every level, shift against offsets and run offsets, rotation."""
         priors, pairs = self.specification.priors, current.design.pairs
-        for level, (coarse, step) in enumerate(zip(self.coarse(current), self.steps, strict=True)):
-            probabilities = moves.scale(rng, current, coarse, step.size, _DIRECTIONS)
-            current.acceptance[f"scale/{level}"] = float(np.mean(probabilities))
-            for probability in probabilities if tune else ():
-                step.learn(probability)
+        for coarse in self.coarse(current):
+            moves.scale(rng, current, coarse, _DIRECTIONS)
         moves.shift(rng, current, tuple(self.layout.groups), dict.fromkeys(pairs, 0), priors.offset_sd)
         for run in self.layout.groups:
             column = {
@@ -170,15 +165,13 @@ class Sweeper:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The tuning, for storage."""
-        out = {f"level.{i}.{name}": value for i, one in enumerate(self.steps) for name, value in one.arrays().items()}
+        out: dict[str, NDArray[Any]] = {}
         for i, proposal in enumerate(self.proposals):
             out |= {f"block.{i}.{name}": value for name, value in proposal.arrays().items()}
         return out
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Undo :meth:`arrays`."""
-        for i, step in enumerate(self.steps):
-            step.load(_below(arrays, f"level.{i}."))
         for i, proposal in enumerate(self.proposals):
             proposal.load(_below(arrays, f"block.{i}."))
 
