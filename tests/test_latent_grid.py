@@ -118,6 +118,72 @@ def test_cell_basis_is_dense_conditioning_on_the_two_ends(matern):
 
 
 @pytest.mark.parametrize("matern", MATERNS)
+@pytest.mark.parametrize("moments", [1, 3])
+def test_moments_of_a_cell_are_conditioned_on(matern, moments):
+    s, x = matern.dimension, 0.7
+    fractions = np.array([[0.1, 0.5, 0.93], [0.0, 0.3, 1.0]])
+    basis = cell_basis(matern, x, fractions, moments)
+    places, weights = np.polynomial.legendre.leggauss(16)
+    polynomials = np.polynomial.legendre.legvander(places, moments - 1) * weights[:, None] / 2.0
+    for row, part in enumerate(fractions):
+        at = np.array([0.0, 1.0, *part, *(places + 1.0) / 2.0])
+        full = state_covariance(s, x * at)
+        ends = full[:2, :, :2].reshape(2 * s, 2 * s)
+        across = full[2:, 0, :2].reshape(len(at) - 2, 2 * s)
+        mean = np.linalg.solve(ends, across.T).T
+        bridge = full[2:, 0, 2:, 0] - mean @ across.T
+        of_moments = bridge[:, 3:] @ polynomials
+        gain = np.linalg.solve(polynomials.T @ of_moments[3:], of_moments[:3].T).T
+        np.testing.assert_allclose(basis.mean[row, :, : 2 * s], mean[:3], atol=1e-10)
+        np.testing.assert_allclose(basis.covariance[row], bridge[:3, :3] - gain @ of_moments[:3].T, atol=1e-11)
+        loadings = basis.mean[row, :, 2 * s :]
+        np.testing.assert_allclose(loadings @ loadings.T, gain @ of_moments[:3].T, atol=1e-11)
+
+    def invariants(at: float) -> np.ndarray:
+        found = cell_basis(matern, at, fractions, moments)
+        loadings = found.mean[..., 2 * s :]
+        return np.stack([found.covariance, loadings @ np.swapaxes(loadings, 1, 2)])
+
+    crossed = basis.mean_slope[..., 2 * s :] @ np.swapaxes(basis.mean[..., 2 * s :], 1, 2)
+    slopes = np.stack([basis.covariance_slope, crossed + np.swapaxes(crossed, 1, 2)])
+    np.testing.assert_allclose(slopes, (invariants(x + 1e-5) - invariants(x - 1e-5)) / 2e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("matern", MATERNS)
+def test_prior_of_moments_is_independent_of_that_of_the_states(matern):
+    count, x, s = 4, 0.4, matern.dimension
+    precision = of_band(GridPrior.on(matern, x, count, 2).band())
+    states = (np.arange(count)[:, None] * (s + 2) + np.arange(s)).ravel()
+    np.testing.assert_array_equal(
+        precision[np.ix_(states, states)], of_band(GridPrior.on(matern, x, count).band())[: len(states), : len(states)]
+    )
+    precision[np.ix_(states, states)] = np.eye(len(states))
+    np.testing.assert_array_equal(precision, np.eye(count * (s + 2)))
+
+
+@pytest.mark.parametrize("matern", MATERNS)
+def test_moments_take_up_the_covariances_of_functionals(matern):
+    grid = UniformGrid.covering(-6.0, 10.0, 0.9, anchor=0.0)
+    times = np.array([0.17, 0.4, 1.9, 4.0, 4.3])
+    nodes = [(gaussian_functional(0.5, 0.3), time) for time in times]
+    exact = functional_covariance(nodes, 2.0, SMOOTHNESS[matern.dimension])
+    rate, left = matern.rate(2.0), []
+    for moments in range(4):
+        made = functionals(grid, matern, 2.0, Gaussian(width=0.5, lag=0.3), None, times, moments=moments)
+        prior = np.linalg.inv(of_band(GridPrior.on(matern, rate * grid.step, grid.count, moments).band()))
+        weights = made.rows.matrix.toarray()
+        covariance = weights @ prior @ weights.T
+        # Interpolation across the kink, of order 2 s - 1, of the bridge's covariance.
+        tolerance = {1: 2e-3, 2: 1e-6, 3: 5e-9}[matern.dimension]
+        np.testing.assert_allclose(np.diag(covariance) + made.residual, np.diag(exact), atol=tolerance)
+        left.append(np.abs(covariance - exact).max())
+    # Each moment leaves a fraction; the last leaves what the kink does.
+    assert left[1] < 0.1 * left[0]
+    assert left[2] < 0.3 * left[1]
+    assert left[3] < left[2] + tolerance
+
+
+@pytest.mark.parametrize("matern", MATERNS)
 def test_functionals_and_residuals_are_the_conditional_moments(matern):
     grid = UniformGrid.covering(-5.0, 9.0, 0.6, anchor=0.0)
     assert grid.times[0] <= -5.6

@@ -88,8 +88,10 @@ def chain_of(
     Raises
     ------
     ValueError
-        If ``room`` is below 1.
+        If ``room`` is below 1, or the backend's cells have moments.
     """
+    if backend.moments:
+        raise ValueError("cells with moments have no compiled form; use backend.with_moments(0) on a finer grid.")
     if not room >= 1.0:
         raise ValueError(f"room must be at least 1, found {room!r}.")
     points = max(least_points, -(-_LEAST_ORDER // (backend.n_factors * backend.matern.dimension)))

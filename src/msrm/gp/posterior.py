@@ -34,7 +34,8 @@ class Posterior:
     nodes : {modality: NodeTerms}
     factor : BandCholesky
         Of the posterior precision; check ``factor.ok`` first.
-    mean : (grid point * state, factor)
+    mean : (column, factor)
+        Of the states at the grid points, and of the cells' moments where the prior has them.
     log_evidence : float
     """
 
@@ -52,7 +53,7 @@ class Posterior:
         cls, grid: UniformGrid, n_factors: int, length_scale: float, prior: GridPrior, nodes: dict[str, NodeTerms]
     ) -> "Posterior":
         """Assemble and factor the posterior precision."""
-        states = grid.count * prior.matern.dimension
+        states = grid.count * prior.block
         terms = [(prior.band(), np.eye(n_factors)), *((one.gram, one.matrices) for one in nodes.values())]
         band = kron_sum(terms, n_factors, states)
         for one in nodes.values():
@@ -107,13 +108,13 @@ class Posterior:
 
     def _prior_slope(self) -> float:
         """The length scale's derivative through the prior of the states."""
-        s, size, count = self.prior.matern.dimension, self.n_factors, self.grid.count
-        total = self.covariance.trace(np.eye(size), 2 * s).T.reshape(count, s, 2 * s)
+        s, block, size, count = self.prior.matern.dimension, self.prior.block, self.n_factors, self.grid.count
+        total = self.covariance.trace(np.eye(size), block + s).T.reshape(count, block, block + s)
         within, across = np.empty((count, s, s)), np.empty((count - 1, s, s))
         for j in range(s):
             within[:, j:, j] = within[:, j, j:] = total[:, j, : s - j]
-            across[:, :, j] = total[:-1, j, s - j : 2 * s - j]
-        states = self.mean.reshape(count, s, size)
+            across[:, :, j] = total[:-1, j, block - j : block + s - j]
+        states = self.mean.reshape(count, block, size)[:, :s]
         within += states @ np.swapaxes(states, 1, 2)
         across += states[1:] @ np.swapaxes(states[:-1], 1, 2)
         moments = within[:-1].sum(axis=0), across.sum(axis=0), within[1:].sum(axis=0)
@@ -121,7 +122,8 @@ class Posterior:
 
     def functionals(self, response: Response, values: Mapping[str, float] | None, times: np.ndarray) -> Functionals:
         """The factors seen through a response at times (node,) in seconds that the grid covers."""
-        return functionals(self.grid, self.prior.matern, self.length_scale, response, values, times)
+        prior = self.prior
+        return functionals(self.grid, prior.matern, self.length_scale, response, values, times, moments=prior.moments)
 
     def mean_of(self, made: Functionals) -> np.ndarray:
         """E[g], (node, K)."""
@@ -160,7 +162,7 @@ class Posterior:
         return out.reshape(-1, len(rows), self.n_factors)
 
     def draw(self, rng: np.random.Generator, size: int | None = None) -> np.ndarray:
-        """Independent draws of the states, (grid point * state, factor) or (draw, grid point * state, factor)."""
+        """Independent draws of all columns, (column, factor) or (draw, column, factor)."""
         count = 1 if size is None else size
         noise = self.factor.sample(rng.standard_normal((self.mean.size, count)))
         states = self.mean + np.moveaxis(noise, 1, 0).reshape(count, *self.mean.shape)

@@ -17,7 +17,7 @@ import numpy as np
 
 from msrm.gp.node_terms import node_terms
 from msrm.gp.posterior import Posterior
-from msrm.latent_grid import GridPrior, Matern, Matern32, UniformGrid, functionals
+from msrm.latent_grid import MOST_MOMENTS, GridPrior, Matern, Matern32, UniformGrid, functionals
 from msrm.nodes import Evidence, GroupStatistics, NodeGroup
 
 __all__ = ["Posterior", "StateSpace", "covering_grid", "identity_period"]
@@ -43,6 +43,8 @@ class StateSpace:
         Whether :class:`Evidence` carries the length scale's derivative.
     reach : {run: (first, last)}
         Seconds that a run's grid must cover beyond its data, for predictions.
+    moments : int
+        Of each cell, as coordinates beside the states (:mod:`msrm.latent_grid`).
     """
 
     groups: Mapping[str, Mapping[str, NodeGroup]]
@@ -52,6 +54,7 @@ class StateSpace:
     residual: frozenset[str] = frozenset()
     length_scale_slope: bool = True
     reach: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    moments: int = 0
 
     @cached_property
     def grids(self) -> dict[str, UniformGrid]:
@@ -82,6 +85,18 @@ class StateSpace:
     def with_residual(self, modalities: frozenset[str]) -> "StateSpace":
         """The same with residual variances used in the given modalities."""
         return replace(self, residual=frozenset(modalities))
+
+    def with_moments(self, moments: int) -> "StateSpace":
+        """The same with some moments of each cell as coordinates, so that a coarser grid does.
+
+        Raises
+        ------
+        ValueError
+            For a number outside 0 to 6.
+        """
+        if not 0 <= moments <= MOST_MOMENTS:
+            raise ValueError(f"moments must lie between 0 and {MOST_MOMENTS}, found {moments}.")
+        return replace(self, moments=moments)
 
     @property
     def off_grid(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -122,7 +137,7 @@ class StateSpace:
             Prepare what :meth:`Posterior.evidence` needs for derivatives.
         """
         grid = self.grids[run]
-        prior = GridPrior.on(self.matern, self.matern.rate(length_scale) * grid.step, grid.count)
+        prior = GridPrior.on(self.matern, self.matern.rate(length_scale) * grid.step, grid.count, self.moments)
         nodes = {}
         for modality, group in self.groups[run].items():
             made = functionals(
@@ -133,6 +148,7 @@ class StateSpace:
                 response_values.get(modality),
                 group.times,
                 length_scale_slope=slopes and self.length_scale_slope,
+                moments=self.moments,
             )
             nodes[modality] = node_terms(group, made, statistics[modality], residual=modality in self.residual)
         return Posterior.of(grid, self.n_factors, length_scale, prior, nodes)
