@@ -21,7 +21,7 @@ _HOMES = {
     "archive": ("open_fit",),
 }
 _GP_HOMES = {
-    "gp": ("GPMSRM", "Draws"),
+    "gp": ("GPMSRM", "Draws", "SampledGPMSRM"),
     "gp.runs": ("sample_runs",),
 }
 _SUBMODULES = ("runtime", "plots", "diagnostics", "evaluation", "gp", "fleet")
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from msrm.evaluation import score as score
     from msrm.gp import GPMSRM as GPMSRM
     from msrm.gp import Draws as Draws
+    from msrm.gp import SampledGPMSRM as SampledGPMSRM
     from msrm.gp.runs import sample_runs as sample_runs
     from msrm.priors import LogNormal as LogNormal
     from msrm.priors import Normal as Normal

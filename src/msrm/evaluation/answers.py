@@ -87,6 +87,16 @@ class _Answers:
             out.append((mean, variance))
         return out
 
+    def exact(self, span: slice) -> list[tuple[Array, Array] | None]:
+        """Log density of the truth in training sd units and its probability (time, block), where the model says."""
+        scale = self._question.scale()
+        return [
+            (node["log_density"].values[:, span] + np.log(scale.sd[span]), node["probability"].values[:, span])
+            if "log_density" in node
+            else None
+            for node in self._nodes
+        ]
+
 
 def step_tally(fitted: Any, step: Step, source: str, baselines: Sequence[str], *, null: bool = True) -> Tally:
     """Sums of the scores of a fitted model and the baselines on one step's held-out values."""
@@ -121,10 +131,11 @@ def scored(question: Question, answers: _Answers, baselines: Sequence[str], *, n
         training = [standardized(next(blocks), question.scale(), span) for _ in trained]
         for name, predictor in predictors.items():
             along = [next(blocks) for _ in predictor.companions]
+            exact = answers.exact(span) if name == FIT else [None] * len(truth)
             for at, (mean, variance) in enumerate(predictor.predict(span, training, along)):
                 # The model comes first: where it has no answer, nobody is scored.
                 truth[at] = np.where(np.isfinite(mean), truth[at], np.nan) if name == FIT else truth[at]
-                found = score_sums(truth[at], mean, variance, null=null)
+                found = score_sums(truth[at], mean, variance, null=null, exact=exact[at])
                 sums[at][name] = sums[at][name] + found if name in sums[at] else found
                 if null:
                     segments[at][name].add(truth[at], mean)
@@ -135,7 +146,9 @@ def scored(question: Question, answers: _Answers, baselines: Sequence[str], *, n
 
 def _predictions(fitted: Any, step: Step, source: str) -> xr.DataTree:
     """The model's predictions of a step's truth, new measurements' noise in the variance where the model has one."""
-    options = {"noise": True} if "noise" in inspect.signature(fitted.predict).parameters else {}
+    known = inspect.signature(fitted.predict).parameters
+    options: dict[str, Any] = {"noise": True} if "noise" in known else {}
+    options |= {"truth": step.truth} if "truth" in known else {}
     if step.targets is not None:
         there = Recording._trusted(ordered([*step.sources.streams(), *step.truth.streams()]))
         return fitted.predict(there, targets=step.targets, source=source, **options)

@@ -33,6 +33,8 @@ class ScoreSums:
         Sum of Pearson correlations over features, and the features that have one.
     log_density : (shift,)
         Sum of log predictive densities of the entries, nats, training sd units; NaN without a variance.
+    exact : float
+        The unshifted sum of log densities where predictions are no single normal (draws); NaN elsewhere.
     hits : (level,)
         Entries inside the central intervals of `LEVELS`; NaN without a variance.
     """
@@ -43,6 +45,7 @@ class ScoreSums:
     correlation: np.ndarray
     correlated: np.ndarray
     log_density: np.ndarray
+    exact: float
     hits: np.ndarray
 
     def __add__(self, other: "ScoreSums") -> "ScoreSums":
@@ -50,11 +53,17 @@ class ScoreSums:
 
     def shifted(self, shift: np.ndarray) -> "ScoreSums":
         """The same sums at the given shifts only, (draw,)."""
-        return ScoreSums(**{f.name: getattr(self, f.name)[shift] for f in fields(self)[:-1]}, hits=self.hits)
+        by_shift = {f.name: getattr(self, f.name)[shift] for f in fields(self)[:-2]}
+        return ScoreSums(**by_shift, exact=self.exact, hits=self.hits)
 
 
 def score_sums(
-    truth: np.ndarray, mean: np.ndarray, variance: np.ndarray | None = None, *, null: bool = True
+    truth: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray | None = None,
+    *,
+    null: bool = True,
+    exact: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ScoreSums:
     """Sums of scores of a block of features, for every circular shift of the truth's rows.
 
@@ -66,6 +75,8 @@ def score_sums(
         Predictions in the same units, NaN where there is none.
     null : bool
         Whether every shift is wanted, or the unshifted sums alone.
+    exact : two of (time, feature), optional
+        Log density of the truth, same units, and probability of a smaller value, where the prediction is a mixture.
 
     Returns
     -------
@@ -87,8 +98,19 @@ def score_sums(
     if variance is not None:
         partly = _Shifts(len(y), null=null, complete=False)
         log_density, hits = _densities(y, p, np.where(given, variance, 1.0), given, wanted, partly)
+    total = np.nan
+    if exact is not None:
+        density, below = (part[both] for part in exact)
+        total, hits = float(density.sum()), np.array([np.sum(np.abs(2.0 * below - 1.0) <= level) for level in LEVELS])
     return ScoreSums(
-        n.sum(axis=1), sse, sst, np.where(defined, correlation, 0.0).sum(axis=1), defined.sum(axis=1), log_density, hits
+        n.sum(axis=1),
+        sse,
+        sst,
+        np.where(defined, correlation, 0.0).sum(axis=1),
+        defined.sum(axis=1),
+        log_density,
+        total,
+        hits,
     )
 
 
@@ -191,7 +213,8 @@ def pool(pieces: Iterable[ScoreSums], *, n_shifts: int = 1000, seed: int = 0) ->
     pieces = list(pieces)
     if not pieces:
         return Scores(np.nan, np.nan, np.nan, np.full(len(LEVELS), np.nan), np.nan, np.nan, np.nan)
-    found = _ratios(_added(piece.shifted(np.zeros(1, dtype=int)) for piece in pieces))
+    sums = _added(piece.shifted(np.zeros(1, dtype=int)) for piece in pieces)
+    found = _ratios(sums)
     r2, correlation, log_density = (float(score[0]) for score in found[:3])
     chance = [np.nan] * 3
     if n_shifts and all(len(piece.sse) > 1 for piece in pieces):
@@ -199,6 +222,9 @@ def pool(pieces: Iterable[ScoreSums], *, n_shifts: int = 1000, seed: int = 0) ->
         null = _added(piece.shifted(rng.integers(1, len(piece.sse), n_shifts)) for piece in pieces)
         actual = (r2, correlation, log_density)
         chance = [_p_value(score, draws) for score, draws in zip(actual, _ratios(null)[:3], strict=True)]
+    if np.isfinite(sums.exact) and sums.entries[0] > 0:
+        # Shifts are judged by normals of the same moments, the score itself by its own density.
+        log_density = sums.exact / float(sums.entries[0])
     return Scores(r2, correlation, log_density, found[3], *chance)
 
 

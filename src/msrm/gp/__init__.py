@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Draws": "draws", "GPMSRM": "estimator", "UnitsWarning": "model"}
+_HOMES = {"Draws": "draws", "GPMSRM": "estimator", "SampledGPMSRM": "sampled", "UnitsWarning": "model"}
 
 __all__ = ["GPMSRM", "Draws", "UnitsWarning"]
 
@@ -18,3 +18,4 @@ if TYPE_CHECKING:
     from msrm.gp.draws import Draws as Draws
     from msrm.gp.estimator import GPMSRM as GPMSRM
     from msrm.gp.model import UnitsWarning as UnitsWarning
+    from msrm.gp.sampled import SampledGPMSRM as SampledGPMSRM

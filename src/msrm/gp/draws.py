@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 
 import msrm
 from msrm import archive
+from msrm.asking import Targets, Times
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
 from msrm.gp.data import Key, PairData
 from msrm.gp.draws_tree import draws_parts, draws_tree
-from msrm.gp.ensemble import Ensemble
+from msrm.gp.ensemble import Ensemble, with_densities
+from msrm.gp.fitted import FittedGP
+from msrm.gp.loo import Loo, held_out_densities, leave_one_out
+from msrm.gp.paths import latent_paths, with_latent_times
 from msrm.gp.raw_file import write_loading_draws
 from msrm.gp.raw_rows import raw_rows
 from msrm.gp.stored_basis import StoredPair
+from msrm.gp.updating import MODES, calibrated_draws, conditioned, reweighted, with_both
 from msrm.recording import Recording
 
 if TYPE_CHECKING:
@@ -134,28 +139,189 @@ class Draws:
         times: Any = None,
         noise: bool = False,
         joint: str | None = None,
+        truth: Recording | None = None,
     ) -> xr.DataTree:
-        """As :meth:`msrm.GPMSRM.predict`, averaged over the ensemble: variances include the parameters' uncertainty."""
-        answer = partial(
-            prediction.predict,
-            recording=recording,
-            targets=targets,
-            source=source,
-            times=times,
-            noise=noise,
-            joint=joint,
-        )
+        """As :meth:`msrm.GPMSRM.predict`, averaged over the ensemble: variances include the parameters' uncertainty.
+
+        Parameters
+        ----------
+        recording, targets, source, times, noise, joint
+            As there.
+        truth : Recording, optional
+            Values at the predicted times; each gets ``log_density``, averaged over the members' densities, and
+            ``probability``, that of a smaller value (time, feature). Nothing is predicted from them.
+        """
+
+        def answer(member: FittedGP) -> xr.DataTree:
+            tree = prediction.predict(member, recording, targets, source, times, noise=noise, joint=joint)
+            return tree if truth is None else with_densities(tree, truth)
+
         return self.ensemble.average(answer)
 
     def infer_latent(
         self, recording: Recording | None = None, *, times: Any = None, joint: str | None = None
     ) -> xr.DataTree:
         """As :meth:`msrm.GPMSRM.infer_latent`, averaged over the ensemble with factors aligned to the MAP."""
-        return self.ensemble.average(partial(prediction.infer_latent, recording=recording, times=times, joint=joint))
+        at = with_latent_times(self.ensemble.base, recording, times)
+        return self.ensemble.average(partial(prediction.infer_latent, recording=recording, times=at, joint=joint))
 
     def transform(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
         """As :meth:`msrm.GPMSRM.transform`, averaged over the ensemble."""
-        return self.ensemble.average(partial(prediction.transform, recording=recording, times=times))
+        nodes = {}
+        for participant in recording.participants:
+            own = recording.select(participants=[participant])
+            at = with_latent_times(self.ensemble.base, own, times)
+            answer = self.ensemble.average(partial(prediction.transform, recording=own, times=at))
+            nodes[participant] = answer.children[participant]
+        return xr.DataTree(children=nodes)
+
+    def sample_latent(
+        self, recording: Recording | None = None, *, times: Any = None, per_member: int = 1, seed: int = 0
+    ) -> xr.DataTree:
+        """Joint draws of latent paths and parameters, factors aligned to the MAP.
+
+        Parameters
+        ----------
+        recording, times
+            As in `infer_latent`.
+        per_member : int
+            Paths for each member of the ensemble.
+        seed : int
+
+        Returns
+        -------
+        DataTree by run
+            ``latent`` (sample, time, factor), with the `chain` and `draw` of each sample's parameters.
+        """
+        at = with_latent_times(self.ensemble.base, recording, times)
+        rng = np.random.default_rng(seed)
+        parts = [latent_paths(member, recording, at, per_member, rng) for member in self.ensemble]
+        chain, draw = np.repeat(self.ensemble.members, per_member, axis=0).T
+        names = {"chain": ("sample", chain), "draw": ("sample", draw)}
+        return xr.DataTree.from_dict(
+            {run: xr.concat([part[run] for part in parts], "sample").assign_coords(names) for run in parts[0]}
+        )
+
+    def condition(
+        self,
+        recording: Recording,
+        *,
+        targets: Targets = None,
+        source: str = "both",
+        times: Times = None,
+        noise: bool = False,
+        mode: str = "joint",
+        training: Recording | None = None,
+        **sampling: Any,
+    ) -> xr.DataTree:
+        """New runs: latents under ``latent``, predictions under ``predicted``, averaged over the ensemble.
+
+        Parameters
+        ----------
+        recording : Recording
+            Runs that the draws were not made from.
+        targets, source, times, noise
+            As in `predict`; targets inform neither parameters nor latents.
+        mode : {"joint", "frozen"}
+            Let the new runs move the parameters (`update`), or hold them at each member.
+        training : Recording, optional
+            With ``"joint"``: what the draws were made from; chains then sample both, else members are weighted.
+        sampling
+            Options of :meth:`msrm.GPMSRM.sample`, with `training`.
+
+        Raises
+        ------
+        ValueError
+            For another mode, or weights that degenerate; the message says what to do.
+        """
+        if mode not in MODES:
+            raise ValueError(f"mode must be 'joint' or 'frozen', found {mode!r}.")
+        if mode == "frozen" and (training is not None or sampling):
+            raise ValueError("mode='frozen' samples nothing; leave out training and sampling options.")
+        draws = self
+        if mode == "joint":
+            seen = recording if targets is None else recording.drop(targets=targets)
+            draws = self.update(seen, training=training, **sampling)
+        return conditioned(draws.ensemble, recording, targets, source, times, noise=noise)
+
+    def update(self, recording: Recording, *, training: Recording | None = None, **sampling: Any) -> "Draws":
+        """The posterior given new runs as well.
+
+        Parameters
+        ----------
+        recording : Recording
+            Runs that the draws were not made from.
+        training : Recording, optional
+            What the draws were made from: chains then sample both recordings, exact for any amount of new data. Without
+            it the members of the ensemble are weighted by ``p(recording | member)``, Pareto-smoothed: exact for little
+            new data, refused when k-hat exceeds 0.7. Weights act on predictions; `tree` stays that of the draws.
+        sampling
+            Options of :meth:`msrm.GPMSRM.sample`, with `training`.
+
+        Raises
+        ------
+        ValueError
+            For degenerate weights, another `training`, or run names that both recordings have.
+        """
+        if any(run in self.ensemble.base.runs for run in recording.runs):
+            raise ValueError(f"The draws know {', '.join(self.ensemble.base.runs)}; give runs that are new by name.")
+        if training is None and sampling:
+            raise ValueError("Sampling both recordings needs training=<the recording of the draws>.")
+        if training is None:
+            return reweighted(self, recording)
+        return with_both(self, recording, training, **sampling)
+
+    def calibrate(self, recording: Recording, *, n_jobs: int = 1, progress: bool | None = None) -> "Draws":
+        """Add participants measured in runs of the draws, their parameters at the mode given each member.
+
+        Parameters
+        ----------
+        recording : Recording
+            Only streams of new participants, in runs and modalities of the draws.
+        n_jobs : int
+            Processes over members; -1 for every usable core.
+        progress : bool, optional
+
+        Returns
+        -------
+        Draws
+            Predicts the newcomers too. `tree` and raw loadings stay those of the participants that were sampled, and
+            variances leave out what is not known of the newcomers' own parameters.
+        """
+        return calibrated_draws(self, recording, n_jobs=n_jobs, progress=progress)
+
+    def loo(self, recording: Recording, *, size: int = 1000, n_jobs: int = -1, progress: bool | None = None) -> Loo:
+        """Leave-one-block-out: how well each participant-modality-run is predicted from all others.
+
+        Parameters
+        ----------
+        recording : Recording
+            What the draws were made from.
+        size : int
+            Use about so many evenly spaced draws; each costs one factorization a block.
+        n_jobs : int
+            Processes; -1 for every usable core.
+        progress : bool, optional
+
+        Returns
+        -------
+        Loo
+            elpd, se and k-hat; ``loo.tree`` goes into ``arviz.compare``.
+        """
+        return leave_one_out(self, recording, size=size, n_jobs=n_jobs, progress=progress)
+
+    def log_predictive_density(self, recording: Recording) -> xr.Dataset:
+        """Log density of each participant-modality-run of new runs given the other streams of its run.
+
+        Averaged over the members' densities, the latents integrated out: the joint density of a block's values, where
+        :func:`msrm.score` takes one entry at a time.
+
+        Returns
+        -------
+        Dataset by ``block``
+            ``log_density`` (nats, standardized units where the model standardizes) and ``entries``.
+        """
+        return held_out_densities(self, recording)
 
     def save(self, path: str | Path, *, bases: bool | None = None) -> Path:
         """Write the draws and their MAP to one archive file, which `msrm.open_fit` reads.
@@ -199,13 +365,17 @@ class Draws:
         ValueError
             For another recording.
         """
+        self.check_recording(recording)
+        likelihood, _ = self.model.prepared(recording, reduce=True, standardization=self.model.model_.standardization)
+        return replace(self, pairs={pair.key: pair for pair in likelihood.nodes.pairs})
+
+    def check_recording(self, recording: Recording) -> None:
+        """Raise ValueError unless the draws were made from this recording."""
         digest = str(self.tree.attrs["recording_digest"])
         if recording.digest() != digest:
             raise ValueError(
                 f"The draws were made from the recording with digest {digest[:12]}..., not {recording.digest()[:12]}..."
             )
-        likelihood, _ = self.model.prepared(recording, reduce=True, standardization=self.model.model_.standardization)
-        return replace(self, pairs={pair.key: pair for pair in likelihood.nodes.pairs})
 
     def write_loadings(
         self,

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtr
 
 from msrm.gp.fitted import FittedGP, TrainingNodes
 from msrm.nodes import GroupStatistics
+from msrm.recording import Recording
 
-__all__ = ["Ensemble", "mixture"]
+__all__ = ["Ensemble", "mixture", "with_densities"]
 
 Array = NDArray[np.float64]
 
@@ -85,6 +86,27 @@ class Ensemble:
         """Size in memory."""
         parts: tuple[Mapping[Any, Array], ...] = (self.parameters, self.precision, self.information, self.coefficients)
         return sum(array.nbytes for part in parts for array in part.values())
+
+
+def with_densities(predicted: xr.DataTree, truth: Recording) -> xr.DataTree:
+    """A member's predictions with ``log_density`` and ``probability`` of the values of a recording at their times."""
+    nodes = {}
+    for leaf in predicted.leaves:
+        data, (participant, run, modality) = leaf.to_dataset(inherit=False), leaf.path.strip("/").split("/")
+        if truth.has(participant, run, modality):
+            stream = truth.stream(participant, run, modality)
+            if not np.array_equal(stream.times, data["time"].values):
+                raise ValueError(
+                    f"{stream.label}: truth is needed at the predicted times, {data.sizes['time']} of them."
+                )
+            sd = np.sqrt(data["variance"].values)
+            deviation = (np.asarray(stream.data.values, float) - data["mean"].values) / sd
+            density = -0.5 * deviation**2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
+            data = data.assign(
+                log_density=(data["mean"].dims, density), probability=(data["mean"].dims, ndtr(deviation))
+            )
+        nodes[leaf.path] = data
+    return xr.DataTree.from_dict(nodes)
 
 
 def mixture(trees: list[xr.DataTree], weights: Array | None = None) -> xr.DataTree:

@@ -23,6 +23,7 @@ from msrm.gp.fitted import FittedGP, Standardization, training_nodes
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.map import MapResult, StartRecord, maximize
 from msrm.gp.model import GPDensity
+from msrm.gp.paths import latent_paths
 from msrm.gp.rotation import principal
 from msrm.gp.sampling import sample
 from msrm.gp.starts import Start, component_starts, prior_start
@@ -176,6 +177,26 @@ class GPMSRM(GPDensity):
         """
         return prediction.infer_latent(self._fitted, recording, times, joint=joint)
 
+    def sample_latent(
+        self, recording: Recording | None = None, *, times: Any = None, samples: int = 100, seed: int = 0
+    ) -> xr.DataTree:
+        """Joint draws of the latent paths given the data, at the fitted parameters.
+
+        Parameters
+        ----------
+        recording, times
+            As in `infer_latent`.
+        samples : int
+        seed : int
+
+        Returns
+        -------
+        DataTree by run
+            ``latent`` (sample, time, factor).
+        """
+        rng = np.random.default_rng(seed)
+        return xr.DataTree.from_dict(latent_paths(self._fitted, recording, times, samples, rng))
+
     def transform(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
         """The latents of every participant from its own streams alone: participant / run, each as `infer_latent`."""
         return prediction.transform(self._fitted, recording, times)
@@ -258,7 +279,9 @@ class GPMSRM(GPDensity):
         seed: int = 0,
         path: str | Path | None = None,
         resume: bool = False,
+        n_jobs: int = -1,
         progress: bool | None = None,
+        **settings: Any,
     ) -> Draws:
         """Draw from the posterior, starting from the MAP; see :func:`msrm.gp.sampling.sample`."""
         return sample(
@@ -271,7 +294,9 @@ class GPMSRM(GPDensity):
             seed=seed,
             path=path,
             resume=resume,
+            n_jobs=n_jobs,
             progress=progress,
+            **settings,
         )
 
     def save(self, path: str | Path) -> Path:
