@@ -258,11 +258,6 @@ def test_a_broken_sweep_order_fails_the_test_on_sharp_data():
 # Mutations, each caught by Geweke's test
 
 
-def without_residuals(rng, posterior, states):
-    """The e_j term left out of the functionals, while the likelihood keeps it."""
-    return {modality: terms.rows.apply(states) for modality, terms in posterior.nodes.items()}
-
-
 def prior_null(rng, gram, prior, noise, count):
     """Null rows from their prior instead of their conditional."""
     return real_null(rng, 0.0 * gram, prior, noise, count)
@@ -274,9 +269,7 @@ real_noise = sweep.draw_noise
 
 def mutate(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Break one step of the sampler."""
-    if name == "e_j in one step only":
-        monkeypatch.setattr(sweep, "draw_functionals", without_residuals)
-    elif name == "null rows from the prior":
+    if name == "null rows from the prior":
         monkeypatch.setattr(sweep, "draw_null_factor", prior_null)
     elif name == "null rows left out of the noise step":
         monkeypatch.setattr(
@@ -290,7 +283,6 @@ def mutate(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "e_j in one step only",
         "null rows from the prior",
         "null rows left out of the noise step",
         "Jacobian of the scale move",

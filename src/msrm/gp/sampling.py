@@ -21,12 +21,12 @@ from msrm.gp.data import NodeLayout
 from msrm.gp.draws import Draws
 from msrm.gp.fitted import starting_length_scale
 from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
+from msrm.gp.gibbs.grid import sampling_grid
 from msrm.gp.gibbs.start import balanced, state_of
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import Specification
-from msrm.gp.refinement import resolved
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import DrawStore
 from msrm.gp.tree import fitted_tree
@@ -35,6 +35,11 @@ from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map, worker_count
 
 __all__ = ["SAMPLERS", "sample"]
+
+
+# An error whose standard deviation over the posterior is s nats moves posterior means by about s of their standard
+# deviations at most: twice the tolerance of a fit's log likelihood does no harm here.
+_VARIATION = 2.0
 
 
 def sample(
@@ -97,9 +102,9 @@ def sample(
     _check(model, recording, sampler, {"chains": chains, "warmup": warmup, "draws": draws}, path, resume)
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
-    backend = _grid_backend(model, likelihood)
     specification, layout = likelihood.specification, likelihood.nodes
     start = state_of(specification, layout, fitted.parameters)
+    backend = _grid_backend(likelihood, start, _VARIATION * model.likelihood_tolerance)
     start = balanced(Sweeper(specification, layout, backend), start)
     run = SAMPLERS[sampler](model, likelihood, backend, start, settings)
     counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
@@ -216,43 +221,19 @@ def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int
         )
 
 
-def _grid_backend(model: Any, likelihood: Likelihood) -> StateSpace:
-    """The fit's grid, or for a dense or extrapolated fit one within the likelihood's tolerance at the MAP."""
-    fitted = model.model_
+def _grid_backend(likelihood: Likelihood, start: State, tolerance: float) -> StateSpace:
+    """A grid whose error hardly varies over the posterior."""
+    specification = likelihood.specification
     chosen = select_likelihood(
         "statespace",
         likelihood.nodes.groups,
-        likelihood.specification.n_factors,
-        matern=likelihood.specification.matern,
-        length_scale=starting_length_scale(likelihood.specification),
+        specification.n_factors,
+        matern=specification.matern,
+        length_scale=starting_length_scale(specification),
         length_scale_slope=False,
     ).backend
     assert isinstance(chosen, StateSpace)
-    if fitted.backend == "statespace" and np.isnan(fitted.coarse_step):
-        return chosen.at_step(fitted.step).with_residual(fitted.residual)
-    parameters = _reduced(likelihood, fitted.parameters)
-    found, _ = resolved(
-        chosen,
-        lambda one: likelihood.with_backend(one).value(parameters),
-        model.likelihood_tolerance,
-        extrapolate=False,
-    )
-    assert isinstance(found, StateSpace)
-    return found
-
-
-def _reduced(likelihood: Likelihood, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters in the coordinates of the rotated data."""
-    out = dict(parameters)
-    for pair in likelihood.nodes.pairs:
-        if pair.reduced is None:
-            continue
-        name = f"{pair.participant}/{pair.modality}"
-        names = [f"loading/{name}", f"offset/{name}"]
-        names += [f"run_offset/{pair.participant}/{run}/{pair.modality}" for run in pair.rows]
-        for key in (key for key in names if key in parameters):
-            out[key] = pair.reduced.to_reduced(np.nan_to_num(parameters[key]))
-    return out
+    return sampling_grid(specification, likelihood.nodes, chosen, start, tolerance)
 
 
 def _identity(model: Any, recording: Recording, settings: dict[str, Any], backend: StateSpace) -> dict[str, Any]:
