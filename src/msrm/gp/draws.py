@@ -20,6 +20,7 @@ from msrm import archive
 from msrm.asking import Targets, Times
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
+from msrm.gp.checks import predictive_check
 from msrm.gp.data import Key, PairData
 from msrm.gp.draws_tree import draws_parts, draws_tree
 from msrm.gp.ensemble import Ensemble, with_densities
@@ -322,6 +323,30 @@ class Draws:
             ``log_density`` (nats, standardized units where the model standardizes) and ``entries``.
         """
         return held_out_densities(self, recording)
+
+    def predictive_check(
+        self, recording: Recording, *, latent: str = "posterior", per_member: int = 1, seed: int = 0
+    ) -> xr.Dataset:
+        """Statistics of replicated data against those of the data, for every stream and run.
+
+        Parameters
+        ----------
+        recording : Recording
+            Of fitted participants.
+        latent : {"posterior", "prior"}
+            Replicates see the paths that the data imply, or new ones.
+        per_member : int
+            Replicates for each member of the ensemble.
+        seed : int
+
+        Returns
+        -------
+        Dataset
+            By ``stream_run`` and ``statistic`` (mean, sd, lag-one autocorrelation, min, max, intersubject correlation:
+            with the mean of the other participants): ``observed``, ``replicated`` and ``p_value``, the share of
+            replicates above the data; near 0 or 1 the model does not make such data.
+        """
+        return predictive_check(self, recording, latent=latent, per_member=per_member, seed=seed)
 
     def save(self, path: str | Path, *, bases: bool | None = None) -> Path:
         """Write the draws and their MAP to one archive file, which `msrm.open_fit` reads.

@@ -121,7 +121,7 @@ def _judged(values: Array, kept: NDArray[np.intp], blocks: list[Block]) -> Loo:
             "the posterior without such a block is far from the one with it, and its elpd is too high. Score it by "
             "refitting: msrm.evaluate with msrm.SampledGPMSRM."
         )
-    se = float(np.sqrt(len(elpd) * np.var(elpd)))
+    se = float(np.sqrt(len(elpd) * np.var(elpd, ddof=1))) if len(elpd) > 1 else np.nan
     return Loo(float(elpd.sum()), se, float((seen - elpd).sum()), pointwise, likelihood, verdict)
 
 
