@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from gibbs_problems import Problem, problem
 from gp_oracles import IMPULSE, finite_difference, gaussian_functional, gp_log_likelihood
 from scipy import stats
 
+import msrm
 from msrm.gp.dense import Dense
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.density import Density
@@ -27,10 +29,6 @@ CASES: dict[str, dict[str, Any]] = {
 def density_of(small: Problem, backend: Any = None) -> Density:
     coordinates = Coordinates.of(small.specification, small.layout, small.state)
     return Density(coordinates, small.backend if backend is None else backend, compiled=False)
-
-
-def exact(small: Problem) -> Density:
-    return density_of(small, Dense(small.layout.groups, small.specification.n_factors))
 
 
 def random_point(density: Density, small: Problem, seed: int) -> np.ndarray:
@@ -101,8 +99,8 @@ def brute_log_prior(small: Problem, density: Density, x: np.ndarray) -> float:
                     degrees[name, start + j, k] = int(count) - j
                     zero |= {(name, start + j, k) for name, k in names[:j]}
             start += min(int(count), len(names))
-    moved = np.array([density.packed((x + 1e-6 * unit)[None])[0] for unit in np.eye(len(x))])
-    behind = np.array([density.packed((x - 1e-6 * unit)[None])[0] for unit in np.eye(len(x))])
+    steps = 1e-6 * np.eye(len(x))
+    moved, behind = density.packed(x + steps), density.packed(x - steps)
     jacobian = (moved - behind) / 2e-6
     assert (np.count_nonzero(jacobian, axis=1) == 1).all()  # every coordinate moves one parameter
     used = np.zeros(layout.size, bool)
@@ -126,36 +124,40 @@ def brute_log_prior(small: Problem, density: Density, x: np.ndarray) -> float:
     return total + float(np.sum(np.log(np.abs(jacobian[:, used]).sum(axis=1))))
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
-def small(request) -> Problem:
-    return problem(**{"skin": False} | request.param)
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def case(request) -> tuple[Problem, Density]:
+    """A small problem and its exact density."""
+    small = problem(**{"skin": False} | request.param)
+    return small, density_of(small, Dense(small.layout.groups, small.specification.n_factors))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_density_is_the_brute_force_one(small, seed):
-    density = exact(small)
-    x = random_point(density, small, seed)
-    parameters = density.coordinates.layout.unpacked(density.packed(x[None])[0])
-    found, prior = density.value_and_gradient(x)[0], density.log_prior(x[None])[0]
-    # Jacobians by differences of 1e-6 are good to 1e-9 each.
-    assert prior == pytest.approx(brute_log_prior(small, density, x), abs=1e-6)
-    # Responses are cut at 6 widths, 2e-9 of the variance, in the package alone.
-    assert found - prior == pytest.approx(brute_log_likelihood(small, parameters), abs=2e-6, rel=1e-7)
+def test_the_density_is_the_brute_force_one(case):
+    small, density = case
+    for seed in (0, 1):
+        x = random_point(density, small, seed)
+        parameters = density.coordinates.layout.unpacked(density.packed(x[None])[0])
+        found, prior = density.value_and_gradient(x)[0], density.log_prior(x[None])[0]
+        # Jacobians by differences of 1e-6 are good to 1e-9 each.
+        assert prior == pytest.approx(brute_log_prior(small, density, x), abs=1e-6)
+        # Responses are cut at 6 widths, 2e-9 of the variance, in the package alone.
+        assert found - prior == pytest.approx(brute_log_likelihood(small, parameters), abs=2e-6, rel=1e-7)
 
 
-def test_the_gradient_is_that_of_differences(small):
-    density = density_of(small)
+def test_the_gradient_is_that_of_differences(case):
+    small, density = case
     x = random_point(density, small, 2)
     gradient = density.value_and_gradient(x)[1]
-    # Richardson in one random direction at a time: all coordinates enter each.
+    # One direction at a time: all coordinates enter the random ones.
     rng = np.random.default_rng(3)
     for direction in [*rng.standard_normal((3, len(x))), *np.eye(len(x))[list(density.coordinates.scalars.values())]]:
         slope = finite_difference(
             lambda t, along=direction: density.value_and_gradient(x + t[0] * along)[0], np.zeros(1), (0,), 1e-4
         )
+        # Rounding of values near 1e3 over steps of 1e-4.
         assert slope == pytest.approx(gradient @ direction, rel=2e-6, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_both_likelihoods_give_the_same_density_and_gradient():
     small = problem(n_factors=2, wide=11, missing=0.1)
     host = density_of(small)
@@ -166,8 +168,8 @@ def test_both_likelihoods_give_the_same_density_and_gradient():
     np.testing.assert_allclose(slope, other_slope, rtol=1e-6, atol=1e-6 * np.abs(slope).max())
 
 
-def test_a_state_comes_back_with_its_invariants(small):
-    density = density_of(small)
+def test_a_state_comes_back_with_its_invariants(case):
+    small, density = case
     coordinates = density.coordinates
     back = coordinates.state(density.packed(coordinates.point(small.state)[None])[0], small.state)
     size = small.specification.n_factors
@@ -180,3 +182,69 @@ def test_a_state_comes_back_with_its_invariants(small):
         assert back.noise[pair.key] == pytest.approx(small.state.noise[pair.key], rel=1e-12)
     found, before = small.sweeper.start(back).log_likelihood, small.sweeper.start(small.state).log_likelihood
     assert found == pytest.approx(before, rel=1e-10)
+
+
+# Sampling
+
+
+def tiny(*, n_factors: int = 1, missing: float = 0.0, runs: int = 1, likelihood: str = "statespace") -> Any:
+    """A recording made by a model, wide enough for null rows, and its fit."""
+    rng, data = np.random.default_rng(5), {}
+    for p in ("p1", "p2"):
+        loading = {"brain": rng.standard_normal((n_factors, 9)), "rating": rng.standard_normal((n_factors, 3))}
+        for run in range(runs):
+            phase = 0.7 * run
+            streams = {}
+            for name, times in {"brain": 1.8 * np.arange(7), "rating": 1.2 * np.arange(10)}.items():
+                seen = times - (0.3 if name == "rating" else 0.0)
+                path = np.stack([np.sin(seen / (1.5 + k) + k + phase) for k in range(n_factors)], axis=1) * 1.4
+                values = path @ loading[name] + 0.5 * rng.standard_normal((len(times), loading[name].shape[1]))
+                if missing:
+                    gone = rng.uniform(size=values.shape) < missing
+                    gone[:, 0] = False
+                    values[gone] = np.nan
+                streams[name] = (values, times)
+            data.setdefault(p, {})[f"run-{run + 1}"] = streams
+    recording = msrm.Recording.from_dict(data)
+    lag = msrm.Free(0.2, bounds=(-1.0, 1.0), prior=msrm.Normal(0.0, 0.5))
+    responses = {"brain": msrm.Identity(), "rating": msrm.Gaussian(width=0.6, lag=lag)}
+    priors = msrm.Priors(noise=msrm.LogNormal(-1.0, 0.7))
+    gp = msrm.GPMSRM(n_factors, responses, length_scale=2.5, priors=priors, likelihood=likelihood, n_starts=1)
+    return gp.fit(recording), recording
+
+
+def invariants(draws: msrm.Draws) -> xr.Dataset:
+    """The posterior group, and entries of W W' within and across streams of the coordinates with data."""
+    size = draws.n_factors
+    rows = np.concatenate(
+        [value[:, :, : draws.pairs[key].n_coordinates, :size] for key, value in draws.rows.items()], axis=2
+    )[:, :, ::5]
+    products = np.einsum("cdik,cdjk->cdij", rows, rows)
+    lower = np.tril_indices(rows.shape[2])
+    return draws.posterior.assign(product=(("chain", "draw", "entry"), products[:, :, *lower]))
+
+
+def agree(one: msrm.Draws, other: msrm.Draws) -> None:
+    """Means and sds of all invariants within Monte Carlo error; 4.5 errors are never passed by 100 quantities."""
+    a, b = msrm.diagnostics.summary(invariants(one)).table, msrm.diagnostics.summary(invariants(other)).table
+    assert float(a.ess_bulk.min()) > 40
+    assert float(b.ess_bulk.min()) > 40
+    for name, limit in (("mean", 4.5), ("sd", 4.5)):
+        error = np.hypot(a[f"mcse_{name}"], b[f"mcse_{name}"])
+        z = np.abs(a[name] - b[name]) / error
+        assert float(z.max()) < limit, (name, str(z.quantity.values[int(z.argmax())]), float(z.max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_factors", [1, 2])
+def test_nuts_and_gibbs_agree(n_factors):
+    gp, recording = tiny(n_factors=n_factors)
+    gibbs = gp.sample(recording, chains=2, warmup=200, draws=600, seed=1, n_jobs=1, progress=False)
+    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=80, draws=100, seed=2, progress=False)
+    agree(nuts, gibbs)
+    stats = nuts.tree["sample_stats"]
+    assert not stats["diverging"].any()
+    assert not stats["reached_max_tree_depth"].any()
+    summary = nuts.summary()
+    assert summary.sampler["divergences"] == 0
+    assert (summary.sampler["bfmi"] > 0.3).all()
