@@ -1,12 +1,11 @@
 """Joint draws of a run's latents, seen through responses at any times (DESIGN 5).
 
-On the grid: states by banded simulation smoothing, then what they leave open. For Identity that is a bridge between two
-grid points, drawn with its covariance so that paths are as smooth inside a cell as across cells; for filtered responses
-the residual variance of each functional, as in the likelihood. The dense posterior draws from the joint covariance.
+On the grid: states by banded simulation smoothing, then what they leave open. For Identity that is drawn with its
+covariance over the times in one cell, so that paths are as smooth inside a cell as across cells; for filtered responses
+it is the residual variance of each functional, as in the likelihood. The dense posterior has a joint covariance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
@@ -18,7 +17,7 @@ from msrm.gp.backends import LatentPosterior
 from msrm.gp.fitted import FittedGP
 from msrm.gp.moments import latent_posterior
 from msrm.gp.posterior import Posterior
-from msrm.latent_grid import Matern
+from msrm.latent_grid import Functionals
 from msrm.recording import Recording
 from msrm.responses import Identity, Response
 
@@ -55,46 +54,18 @@ def functional_draws(
         covariance = posterior.joint_covariance(made).reshape(mean.size, mean.size)
         values = mean + (rng.standard_normal((size, mean.size)) @ _root(covariance).T).reshape(size, *mean.shape)
         return np.split(values, np.cumsum([len(times) for _, times in queries])[:-1], axis=1)
-    states, out = posterior.draw(rng, size), []
-    for (response, times), one in zip(queries, made, strict=True):
-        seen = np.array([one.rows.apply(state) for state in states])
-        standard = rng.standard_normal(seen.shape)
-        if response.is_identity:
-            bridges = _Bridges(posterior.prior.matern, posterior.length_scale, posterior.grid.step)
-            out.append(seen + bridges.draw(times - posterior.grid.start, standard))
-        else:
-            out.append(seen + np.sqrt(one.residual)[:, None] * standard)
+    states = posterior.draw(rng, size)
+    seen = [np.array([one.rows.apply(state) for state in states]) for one in made]
+    return [values + _left_open(one, rng.standard_normal(values.shape)) for values, one in zip(seen, made, strict=True)]
+
+
+def _left_open(made: Functionals, standard: Array) -> Array:
+    """What grid states leave open of functionals, (draw, time, K), from standard normals."""
+    out = np.sqrt(made.residual)[:, None] * standard
+    for cells in made.shared:
+        roots = np.array([_root(covariance) for covariance in cells.covariance])
+        out[:, cells.nodes] = np.einsum("cts,dcsk->dctk", roots, standard[:, cells.nodes])
     return out
-
-
-@dataclass(frozen=True)
-class _Bridges:
-    """What the process does between two grid points, given the states at both."""
-
-    matern: Matern
-    length_scale: float
-    step: float
-
-    def draw(self, places: Array, standard: Array) -> Array:
-        """Draws (draw, time, K) from standard normals, at times counted from the first grid point."""
-        cells = np.floor(places / self.step + 1e-9)
-        out = np.zeros_like(standard)
-        for cell in np.unique(cells):
-            own = np.flatnonzero(cells == cell)
-            root = _root(self._covariance(places[own] - cell * self.step))
-            out[:, own] = np.einsum("ts,dsk->dtk", root, standard[:, own])
-        return out
-
-    def _covariance(self, after: Array) -> Array:
-        """Covariance at times after a grid point, before the next, given both states."""
-        rate, matern = self.matern.rate(self.length_scale), self.matern
-        start = (matern.transition(rate * after) @ matern.stationary)[:, 0, :]
-        end = (matern.transition(rate * (self.step - after)) @ matern.stationary)[:, :, 0]
-        across = matern.transition(rate * self.step) @ matern.stationary
-        ends = np.block([[matern.stationary, across.T], [across, matern.stationary]])
-        seen = np.hstack([start, end])
-        prior = matern.covariance(np.abs(after[:, None] - after), self.length_scale)
-        return prior - seen @ np.linalg.solve(ends, seen.T)
 
 
 def _root(covariance: Array) -> Array:
