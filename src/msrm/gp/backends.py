@@ -68,11 +68,13 @@ class LatentBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend and why it was taken."""
+    """A backend and why it was taken, and where it runs and why."""
 
     backend: LatentBackend
     name: str
     reason: str
+    device: str = "cpu"
+    device_reason: str = "device='cpu' was asked for"
 
 
 def select_likelihood(

@@ -377,7 +377,14 @@ class GPMSRM(GPDensity):
         step = float(getattr(backend, "step", np.nan))
         coarse_step = float(getattr(backend, "coarse_step", np.nan))
         residual = frozenset(getattr(backend, "residual", frozenset()))
-        self.backend_ = {"name": choice.name, "reason": choice.reason, "step": step, "residual": sorted(residual)}
+        self.backend_ = {
+            "name": choice.name,
+            "reason": choice.reason,
+            "step": step,
+            "residual": sorted(residual),
+            "device": choice.device,
+            "device_reason": choice.device_reason,
+        }
         if np.isfinite(coarse_step):
             self.backend_["coarse_step"] = coarse_step
         self._describe(

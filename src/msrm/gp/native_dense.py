@@ -88,6 +88,16 @@ class NativeDense:
             return Evidence.failed(DIAGNOSTICS[2 if finite else 1])
         return self._collected(run, jax.tree.map(np.asarray, made)) if gradient else Evidence(value)
 
+    def posterior(
+        self,
+        run: str,
+        response_values: Mapping[str, Mapping[str, float]],
+        length_scale: float,
+        statistics: Mapping[str, GroupStatistics],
+    ) -> Any:
+        """The latent of one run given the data, on the host (`msrm.gp.dense.Dense`)."""
+        return self.backend.posterior(run, response_values, length_scale, statistics)
+
     def _collected(self, run: str, made: dict[str, Any]) -> Evidence:
         groups, by_slope = self.backend.groups[run], made["slopes"]
         slopes = {name: dict.fromkeys(group.response.free, 0.0) for name, group in groups.items()}

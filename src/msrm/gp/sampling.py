@@ -5,7 +5,7 @@ A run is bound to its data, settings, versions and device; with a path, a killed
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,9 +18,11 @@ from msrm import runtime
 from msrm.gp.assembly import ChainDraws, assembled, scalar_names
 from msrm.gp.backends import select_likelihood
 from msrm.gp.data import NodeLayout
+from msrm.gp.devices import cuda_problem, sweep_placement, use_compilation_cache
 from msrm.gp.draws import Draws
 from msrm.gp.fitted import starting_length_scale
 from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
+from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.grid import sampling_grid
 from msrm.gp.gibbs.start import balanced, state_of
 from msrm.gp.gibbs.state import State
@@ -32,6 +34,7 @@ from msrm.gp.storage import DrawStore
 from msrm.gp.tree import fitted_tree
 from msrm.gp.watching import Watch
 from msrm.recording import Recording
+from msrm.runtime.warn import visible_gpus
 from msrm.runtime.workers import parallel_map, worker_count
 
 __all__ = ["SAMPLERS", "sample"]
@@ -106,8 +109,8 @@ def sample(
     start = state_of(specification, layout, fitted.parameters)
     backend = _grid_backend(likelihood, start, _VARIATION * model.likelihood_tolerance)
     start = balanced(Sweeper(specification, layout, backend), start)
-    run = SAMPLERS[sampler](model, likelihood, backend, start, settings)
     counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    run = SAMPLERS[sampler](model, likelihood, backend, start, settings, counts)
     recorded = {"sampler": sampler, **counts, **run.recorded}
     identity = _identity(model, recording, recorded, backend)
     folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
@@ -159,13 +162,36 @@ class GibbsRun:
         return _read(store, chains, [block.label for block in sweeper.blocks])
 
 
-def _gibbs(model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: dict[str, Any]) -> GibbsRun:
+def _gibbs(
+    model: Any,
+    likelihood: Likelihood,
+    grid: StateSpace,
+    start: State,
+    settings: dict[str, Any],
+    counts: Mapping[str, int],
+) -> Any:
     if settings:
         raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs"; NUTS has settings.')
-    return GibbsRun(likelihood.specification, likelihood.nodes, grid, start)
+    specification, layout = likelihood.specification, likelihood.nodes
+    placement = sweep_placement(model.device, grid, counts, unsupported(specification, layout))
+    if placement.platform == "cpu":
+        return GibbsRun(specification, layout, grid, start)
+    use_compilation_cache()
+    return import_module("msrm.gp.gibbs.native").NativeGibbsRun(specification, layout, grid, start)
 
 
-def _nuts(model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: dict[str, Any]) -> Any:
+def _nuts(
+    model: Any,
+    likelihood: Likelihood,
+    grid: StateSpace,
+    start: State,
+    settings: dict[str, Any],
+    counts: Mapping[str, int],
+) -> Any:
+    if model.device == "cpu" and visible_gpus() and not cuda_problem(probe=False):
+        raise ValueError(
+            "device='cpu': NUTS runs where JAX does, on a card here. Before Python: export JAX_PLATFORMS=cpu"
+        )
     # JAX is loaded by those who ask for it.
     return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
 
