@@ -14,6 +14,7 @@ import xarray as xr
 
 import msrm
 from msrm import archive
+from msrm.sealed import replacing
 
 NAMES = [
     "p 1",
@@ -297,3 +298,27 @@ class TestRefusals:
     def test_save_of_something_else(self, tmp_path):
         with pytest.raises(TypeError, match="cannot archive a dict; known are RMSRM"):
             archive.save_fit({}, tmp_path / "x.nc")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are looked up as POSIX has it")
+def test_what_a_killed_save_left_behind_is_removed_by_the_next_and_nothing_else(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from msrm.sealed import replacing\n"
+        "with replacing(sys.argv[1]) as aside:\n"
+        "    aside.write_text('half')\n"
+        "    os._exit(9)\n"
+    )
+    target = tmp_path / "fit.nc"
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert len(left) == 1
+    assert left[0].startswith(".fit.nc.")
+    with replacing(target) as other:
+        # Another process that lives keeps its own; here that is this one.
+        with replacing(target) as aside:
+            aside.write_text("whole")
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted([other.name, aside.name])
+        other.write_text("later")
+    assert [path.name for path in tmp_path.iterdir()] == ["fit.nc"]
+    assert target.read_text() == "later"

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 import msrm
 from msrm import archive, cli
+from msrm.cli import commands
 from msrm.cli.settings import estimator_of, read_settings
-from msrm.recording import RecordingWarning
 from msrm.quasi_newton import INTERRUPTED
+from msrm.recording import RecordingWarning
 
-COMMANDS = ["simulate", "fit", "predict", "evaluate", "plot", "info", "doctor"]
+COMMANDS = ["simulate", "fit", "sample", "predict", "evaluate", "plot", "info", "doctor"]
 TOML = """
 n_factors = 2
 latent_step = 0.9
@@ -261,6 +262,37 @@ class TestGaussianProcess:
             answer("plot", work / "gp.nc", work / "gp.png", "--what", what)
         assert "no variances" in problem(*ask[:1], work / "fit.nc", *ask[2:], "--noise")
 
+    def test_from_a_fit_or_settings_to_draws_and_their_pictures(self, work):
+        pytest.importorskip("jax")
+        (work / "gp.toml").write_text(
+            "n_factors = 1\nn_starts = 1\ntol = 1e-2\n[responses.rating]\nfamily = 'Identity'\n"
+        )
+        part = ["--modality", "rating", "--run", "run-1", "--participant", "p1"]
+        counts = ["--chains", 2, "--warmup", 4, "--draws", 6, "--seed", 3, "--jobs", 1]
+        answer("fit", work / "rec.nc", work / "one.nc", "-c", work / "gp.toml", "--model", "GPMSRM", *part)
+        path = ("--path", work / "blocks")
+        found = answer("sample", work / "one.nc", work / "rec.nc", work / "d.nc", *part, *counts, *path)
+        draws = msrm.open_fit(work / "d.nc")
+        assert (found["draws"], found["verdict"]) == (6, draws.summary().verdict)
+        again = answer("sample", work / "gp.toml", work / "rec.nc", work / "e.nc", *part, *counts)
+        assert again["ess"] == found["ess"]
+        longer = ["--draws", 9, "--resume"]
+        answer("sample", work / "one.nc", work / "rec.nc", work / "f.nc", *part, *counts, *path, *longer)
+        extended = msrm.open_fit(work / "f.nc").posterior["noise"]
+        np.testing.assert_array_equal(extended[:, :6], draws.posterior["noise"])
+        assert "NOT CONVERGED" in run("info", work / "d.nc").stdout
+        assert answer("info", work / "d.nc")["draws"]["seed"] == 3
+        rest = ("--modality", "rating", "--run", "run-1", "--participant", "p1")
+        answer("predict", work / "d.nc", work / "rec.nc", work / "g.nc", *rest, "--noise")
+        for what in ("responses", "latents", "loadings", "convergence", "traces", "ranks"):
+            answer("plot", work / "d.nc", work / "d.png", "--what", what)
+        told = problem("plot", work / "d.nc", work / "d.png", "--what", "traces", "--quantity", "lag")
+        assert "no quantity 'lag'" in told
+        assert "--what check needs --recording" in problem("plot", work / "d.nc", work / "d.png", "--what", "check")
+        refused = problem("sample", work / "one.nc", work / "rec.nc", work / "h.nc", "--run", "run-2")
+        assert "not the one that was fitted" in refused
+        assert "leave out --set" in problem("sample", work / "one.nc", work / "rec.nc", work / "h.nc", "-s", "tol=1")
+
 
 class TestSettings:
     def test_flags_win_over_set_over_file(self, work):
@@ -301,7 +333,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("assignments", "message"),
         [
-            (["n_factor=3"], r"'n_factor' is unknown to RMSRM; it has .*n_factors.*recording"),
+            (["n_factor=3"], r"^--set n_factor=3: 'n_factor' is unknown to RMSRM; it has .*n_factors.*recording"),
             (["seed"], r"--set seed: wanted NAME=VALUE"),
             (["responses.rating.family=Gauss"], r"responses\.rating\.family must be one of"),
             (["recording=3"], "'recording' must be a table"),
@@ -332,6 +364,18 @@ class TestProblems:
         assert "holds a 'Truth', not a fitted model" in problem("predict", work / "truth.nc", rec, work / "x.nc")
         assert "needs --recording" in problem("plot", fit, work / "x.png", "--what", "prediction")
         assert "leave out --config" in problem("evaluate", rec, "--fit", fit, "-c", work / "fit.toml")
+        assert (
+            problem("fit", rec, work / "x.nc", "-c", work / "no.toml")
+            == f"msrm: {work / 'no.toml'}: no such settings file\n"
+        )
+        assert problem("fit", work / "no.nc", work / "x.nc", "-c", work / "fit.toml").endswith(
+            "no.nc: no such file or folder\n"
+        )
+        assert "Errno" not in problem("predict", work / "no.nc", rec, work / "x.nc")
+        assert "--what traces needs draws; make them with msrm sample" in problem(
+            "plot", fit, work / "x.png", "--what", "traces"
+        )
+        assert "only a GPMSRM fit can be sampled" in problem("sample", fit, rec, work / "x.nc")
         assert "no folder" in problem("simulate", work / "no" / "x.nc", "--seconds", 30).lower()
 
     def test_a_damaged_fit(self, work):
@@ -366,6 +410,20 @@ class TestProblems:
         assert child.returncode == 130
         assert told == "msrm: interrupted\n"
 
+    def test_ctrl_c_while_modules_load_ends_with_130(self):
+        code = (
+            "import sys\n"
+            "class Slow:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'typer':\n"
+            "            raise KeyboardInterrupt\n"
+            "sys.meta_path.insert(0, Slow())\n"
+            "from msrm.cli import main\n"
+            "main()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (130, "msrm: interrupted\n")
+
     def test_warnings_take_one_line(self, capsys):
-        cli._say_warning(UserWarning("two\nlines"), UserWarning, "file", 3)
+        commands._say_warning(UserWarning("two\nlines"), UserWarning, "file", 3)
         assert capsys.readouterr().err == "msrm: warning: two lines\n"

@@ -4,11 +4,13 @@ HDF5 ignores what lies past its recorded end, so xarray, netCDF4 and h5py open a
 checked before HDF5 sees a byte, because damaged HDF5 can crash the process that opens it.
 """
 
+import glob
 import hashlib
 import os
 import re
 import secrets
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,7 +39,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(f"There is no folder {target.parent} to save {target.name} in.")
     if target.is_dir():
         raise IsADirectoryError(f"cannot save {path}: it is a folder; give a file name such as fit.nc")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    prefix = f".{target.name}.{uuid.getnode():x}-"
+    _remove_stale(target.parent, prefix)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{prefix}{os.getpid()}.", suffix=".part")
     os.close(handle)
     aside = Path(name)
     try:
@@ -106,6 +110,26 @@ def _digest_of_first(file: Any, count: int) -> Any:
         digest.update(block)
         count -= len(block)
     return digest
+
+
+def _remove_stale(folder: Path, prefix: str) -> None:
+    """Delete what writes of the same file left behind whose process, on this machine, was killed."""
+    for path in folder.glob(f"{glob.escape(prefix)}*.part"):
+        owner = path.name.removeprefix(prefix).split(".")[0]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # signal 0 would end the process there
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _umask() -> int:

@@ -117,7 +117,7 @@ def test_little_new_data_weighs_the_members_by_its_likelihood(draws):
     for member in draws.ensemble:
         model = model_of(length_scale=member.length_scale)
         known = {f"response/y/{n}": v for n, v in member.responses["y"].start.items() if n == "lag"}
-        own = {k: v for k, v in member.parameters.items() if k.split("/")[1:2] == ["a"]} | known
+        own = {k: v for k, v in member.parameters.items() if k.split("/")[1:] == ["a", "y"]} | known
         values.append(model.log_likelihood(new, own))
     expected, k_hat = smoothed(np.array(values))
     # The oracle refines its grid to 0.05 nats.

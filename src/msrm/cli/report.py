@@ -14,6 +14,8 @@ from msrm.recording import Recording
 
 __all__ = [
     "Answer",
+    "draws_facts",
+    "draws_lines",
     "fit_facts",
     "fit_lines",
     "recording_facts",
@@ -103,6 +105,37 @@ def fit_lines(facts: Mapping[str, Any]) -> list[str]:
     if facts.get("penalties"):
         chosen = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts["penalties"].items()]
         lines.append("  penalties: " + ", ".join(chosen))
+    return lines
+
+
+def draws_facts(draws: Any) -> dict[str, Any]:
+    """What draws hold and whether they have converged, plain."""
+    found, attrs = draws.summary(), draws.tree.attrs
+    table = found.table
+    least = np.minimum(table["ess_bulk"].values, table["ess_tail"].values)
+    responses = draws.posterior.get("response")
+    return {
+        "model": repr(draws.model),
+        **{name: _plain(attrs[name]) for name in ("sampler", "chains", "warmup", "draws", "seed")},
+        "converged": found.converged,
+        "verdict": found.verdict,
+        "r_hat": float(table["r_hat"].max()),
+        "ess": float(least.min()),
+        "slowest": str(table["quantity"].values[int(least.argmin())]),
+        "responses": {}
+        if responses is None
+        else {
+            str(name): [float(values.mean()), float(values.std())]
+            for name, values in zip(responses["parameter"].values, np.moveaxis(responses.values, 2, 0), strict=True)
+        },
+    }
+
+
+def draws_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Draws in a few lines."""
+    lines = [f"{facts['chains']} chains of {facts['draws']} draws ({facts['sampler']}), seed {facts['seed']}"]
+    lines += str(facts["verdict"]).splitlines()
+    lines += [f"  {name}: {mean:.3f} (sd {sd:.3f})" for name, (mean, sd) in facts["responses"].items()]
     return lines
 
 

@@ -34,30 +34,37 @@ def read_settings(
 
     Raises
     ------
+    FileNotFoundError
+        When there is no such file.
     ValueError
         For text that is no TOML, with file and place, or an unknown name, with those that exist.
     """
     settings: dict[str, Any] = {}
     if config is not None:
+        if not config.is_file():
+            raise FileNotFoundError(f"{config}: no such settings file")
         try:
             settings = tomllib.loads(config.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{config}: {error}") from error
+    places: dict[str, str] = {}
     for assignment in assignments or ():
-        _merge(settings, _assigned(assignment))
+        table = _assigned(assignment)
+        places |= dict.fromkeys(table, f"--set {assignment}")
+        _merge(settings, table)
     settings |= {name: value for name, value in flags.items() if value is not None}
     selection = settings.pop("recording", {})
     source = config or "the settings"
     model = settings.get("model", FITTED[0])
     if model not in FITTED:
-        raise ValueError(f"{source}: model must be one of {', '.join(FITTED)}, found {model!r}")
+        raise ValueError(f"{places.get('model', source)}: model must be one of {', '.join(FITTED)}, found {model!r}")
     known = ["model", *inspect.signature(getattr(msrm, model)).parameters]
     if unknown := [name for name in settings if name not in known]:
-        raise ValueError(
-            f"{source}: {unknown[0]!r} is unknown to {model}; it has {', '.join(sorted([*known, 'recording']))}"
-        )
+        place, names = places.get(unknown[0], source), ", ".join(sorted([*known, "recording"]))
+        raise ValueError(f"{place}: {unknown[0]!r} is unknown to {model}; it has {names}")
     if not isinstance(selection, dict):
-        raise ValueError(f"{source}: 'recording' must be a table, such as [recording] runs = ['run-1']")
+        place = places.get("recording", source)
+        raise ValueError(f"{place}: 'recording' must be a table, such as [recording] runs = ['run-1']")
     return settings, selection
 
 

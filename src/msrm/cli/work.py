@@ -16,6 +16,8 @@ from msrm import __version__, archive
 from msrm.bids import read_bids
 from msrm.cli.report import (
     Answer,
+    draws_facts,
+    draws_lines,
     fit_facts,
     fit_lines,
     recording_facts,
@@ -35,7 +37,7 @@ from msrm.sealed import is_sealed
 from msrm.simulation import Truth
 from msrm.simulation import simulate as simulate_recording
 
-__all__ = ["Answer", "doctor", "evaluate", "fit", "info", "open_any", "plot", "predict", "simulate"]
+__all__ = ["Answer", "doctor", "evaluate", "fit", "info", "open_any", "plot", "predict", "sample", "simulate"]
 
 _ORIGIN = ("kind", "msrm_version", "created", "recording_digest", "fit", "source")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "error": "FAIL"}
@@ -82,6 +84,36 @@ def fit(
     facts = {"archive": str(out), "seconds": seconds, **fit_facts(fitted)}
     lines = [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"]
     return Answer(facts, lines, exit_code=130 if interrupted else 0)
+
+
+def sample(
+    model: Path,
+    path: Path,
+    out: Path,
+    assignments: Sequence[str] | None,
+    options: Mapping[str, Any],
+    selection: Mapping[str, Any],
+) -> Answer:
+    """Draw from the posterior of a fit, or of a fit made first, and save."""
+    _spare_inputs(out, path, model)
+    start = time.perf_counter()
+    if model.is_file() and is_sealed(model):
+        if assignments:
+            raise ValueError(f"{model} is a fit, whose settings are made; leave out --set, or give settings instead")
+        fitted = archive.open_fit(model)
+        if not hasattr(fitted, "sample"):
+            raise ValueError(f"{model} holds {type(fitted).__name__}; only a GPMSRM fit can be sampled")
+        recording = open_any(path, selection)
+    else:
+        settings, part = read_settings(model, assignments, {"model": "GPMSRM"})
+        recording = open_any(path, {**part, **selection})
+        guard()
+        fitted = estimator_of(settings).fit(recording)
+    draws = fitted.sample(recording, **options)
+    draws.save(out)
+    seconds = time.perf_counter() - start
+    facts = {"archive": str(out), "seconds": seconds, **draws_facts(draws)}
+    return Answer(facts, [*draws_lines(facts), f"sampled in {seconds:.1f} s, saved {out}"])
 
 
 def predict(
@@ -161,19 +193,10 @@ def plot(
             raise ValueError("--what prediction needs --recording")
         axes = _plot_prediction(plots, path, open_any(recording_path, {} if task is None else {"task": task}), choice)
     else:
-        fitted = archive.open_fit(path)
-        if what == "responses":
-            axes = plots.responses(fitted)
-        elif what == "loadings":
-            axes = plots.loadings(fitted, modality=choice["modality"], participants=choice["participants"])
-        elif what == "convergence":
-            axes = plots.convergence(fitted)
-        elif recording_path is None:
-            latent = fitted.latents_ if hasattr(fitted, "latents_") else fitted.infer_latent()
-            axes = plots.latents(latent, runs=choice["runs"])
-        else:
+        recording = None
+        if recording_path is not None:
             recording = open_any(recording_path, {} if task is None else {"task": task})
-            axes = plots.latents(fitted.infer_latent(recording), runs=choice["runs"])
+        axes = _plot_fit(plots, archive.open_fit(path), what, recording, choice)
     figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
     figure.savefig(out, dpi=dpi)
     return Answer({"picture": str(out), "what": what}, [f"saved {out}"])
@@ -186,6 +209,7 @@ def info(path: Path, task: str | None) -> Answer:
         return Answer(recording_facts(recording), [str(recording), f"digest {recording.digest()}"])
     tree = archive.read_tree(path)
     attributes = {str(name): value for name, value in tree.attrs.items()}
+    kind = attributes["kind"]
     facts: dict[str, Any] = {"path": str(path), **attributes, "runtime": dict(tree["runtime"].attrs)}
     lines = [f"{name}: {attributes[name]}" for name in _ORIGIN if name in attributes]
     try:
@@ -193,7 +217,9 @@ def info(path: Path, task: str | None) -> Answer:
     except ValueError:
         lines += [str(node.path) for node in tree.leaves if node.name != "runtime"]
     else:
-        facts["fit"] = fit_facts(fitted)
+        facts |= {"draws": draws_facts(fitted)} if kind == "Draws" else {}
+        lines += draws_lines(facts["draws"]) if kind == "Draws" else []
+        facts["fit"] = fit_facts(getattr(fitted, "model", fitted))
         lines += fit_lines(facts["fit"])
     return Answer(facts, [*lines, *runtime_lines(facts["runtime"])])
 
@@ -307,6 +333,28 @@ def _plot_prediction(plots: Any, path: Path, recording: Recording, choice: Mappi
     )
     np.ravel(axes)[0].figure.suptitle(f"{modality} of {participant} in {run}", fontsize="medium")
     return axes
+
+
+def _plot_fit(plots: Any, fitted: Any, what: str, recording: Recording | None, choice: Mapping[str, Any]) -> Any:
+    """A picture of a fit or of draws."""
+    if what in ("traces", "ranks", "check") and not hasattr(fitted, "ensemble"):
+        raise ValueError(f"--what {what} needs draws; make them with msrm sample")
+    if what == "responses":
+        return plots.responses(fitted)
+    if what == "loadings":
+        return plots.loadings(fitted, modality=choice["modality"], participants=choice["participants"])
+    if what == "convergence":
+        return plots.convergence(getattr(fitted, "model", fitted))
+    if what in ("traces", "ranks"):
+        return getattr(plots, what)(fitted, choice["quantities"])
+    if what == "check":
+        if recording is None:
+            raise ValueError("--what check needs --recording")
+        return plots.predictive_check(fitted.predictive_check(recording))
+    if recording is not None:
+        return plots.latents(fitted.infer_latent(recording), runs=choice["runs"])
+    latent = fitted.latents_ if hasattr(fitted, "latents_") else fitted.infer_latent()
+    return plots.latents(latent, runs=choice["runs"])
 
 
 def _kind_of(path: Path) -> str | None:

@@ -75,6 +75,11 @@ class Draws:
         return self.turns.shape[-1]
 
     @property
+    def recording_digest_(self) -> str:
+        """Of the recording that the draws were made from."""
+        return str(self.tree.attrs["recording_digest"])
+
+    @property
     def posterior(self) -> xr.Dataset:
         """The group `posterior` of the tree."""
         return _group(self.tree, "posterior")
