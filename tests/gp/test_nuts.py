@@ -81,7 +81,7 @@ def brute_log_prior(small: Problem, density: Density, x: np.ndarray) -> float:
     coordinates, priors, total = density.coordinates, small.specification.priors, 0.0
     layout, size = coordinates.layout, small.specification.n_factors
     sds = {"loading": priors.loading_sd, "offset": priors.offset_sd, "run_offset": priors.run_offset_sd}
-    packed = density.packed(x[None])[0]
+    packed = density.parts(x[None])[0][0]
     value = layout.unpacked(packed)
     degrees = {}
     for place, (key, row) in enumerate(coordinates.pivots):
@@ -100,7 +100,7 @@ def brute_log_prior(small: Problem, density: Density, x: np.ndarray) -> float:
                     zero |= {(name, start + j, k) for name, k in names[:j]}
             start += min(int(count), len(names))
     steps = 1e-6 * np.eye(len(x))
-    moved, behind = density.packed(x + steps), density.packed(x - steps)
+    moved, behind = density.parts(x + steps)[0], density.parts(x - steps)[0]
     jacobian = (moved - behind) / 2e-6
     assert (np.count_nonzero(jacobian, axis=1) == 1).all()  # every coordinate moves one parameter
     used = np.zeros(layout.size, bool)
@@ -135,8 +135,8 @@ def test_the_density_is_the_brute_force_one(case):
     small, density = case
     for seed in (0, 1):
         x = random_point(density, small, seed)
-        parameters = density.coordinates.layout.unpacked(density.packed(x[None])[0])
-        found, prior = density.value_and_gradient(x)[0], density.log_prior(x[None])[0]
+        parameters = density.coordinates.layout.unpacked(density.parts(x[None])[0][0])
+        found, prior = density.value_and_gradient(x)[0], density.parts(x[None])[1][0]
         # Jacobians by differences of 1e-6 are good to 1e-9 each.
         assert prior == pytest.approx(brute_log_prior(small, density, x), abs=1e-6)
         # Responses are cut at 6 widths, 2e-9 of the variance, in the package alone.
@@ -149,7 +149,7 @@ def test_the_gradient_is_that_of_differences(case):
     gradient = density.value_and_gradient(x)[1]
     # One direction at a time: all coordinates enter the random ones.
     rng = np.random.default_rng(3)
-    for direction in [*rng.standard_normal((3, len(x))), *np.eye(len(x))[list(density.coordinates.scalars.values())]]:
+    for direction in [*rng.standard_normal((3, len(x))), *np.eye(len(x))[list(density.coordinates.places.values())]]:
         slope = finite_difference(
             lambda t, along=direction: density.value_and_gradient(x + t[0] * along)[0], np.zeros(1), (0,), 1e-4
         )
@@ -171,7 +171,7 @@ def test_both_likelihoods_give_the_same_density_and_gradient():
 def test_a_state_comes_back_with_its_invariants(case):
     small, density = case
     coordinates = density.coordinates
-    back = coordinates.state(density.packed(coordinates.point(small.state)[None])[0], small.state)
+    back = coordinates.state(density.parts(coordinates.point(small.state)[None])[0][0], small.state)
     size = small.specification.n_factors
     for pair in small.layout.pairs:
         one, other, own = small.state.rows[pair.key], back.rows[pair.key], pair.n_coordinates

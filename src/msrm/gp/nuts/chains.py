@@ -102,33 +102,37 @@ class _Kernel:
         self.density = Density(coordinates, job.backend, compiled=runs_compiled(job.backend))
         self.sweeper = Sweeper(coordinates.specification, job.layout, job.grid)
         self._start, self._next = hmc(potential_fn_gen=self.density.potential, algo="NUTS")
-        # The kernel keeps its settings from the start of a chain, resumed ones included.
         self.arguments = self.density.data, jax.tree.map(jnp.asarray, self.beginning.whitening)
-        self._x = jax.jit(jax.vmap(lambda z: self.arguments[1].x(z)))
+        # NumPyro's step uses the settings of the start before it, so that resumed chains are started as well.
+        self._first = jax.jit(self._begun)
         self.step = jax.jit(lambda state, arguments: self._next(state, arguments))
         self.step_all = jax.jit(jax.vmap(self._next, in_axes=(0, None)))
 
     def first(self, index: int) -> Any:
         """State of a chain before its first step."""
-        point = self.beginning.points[index]
-        settings, warmup = self.job.settings, self.job.warmup
+        z = self.beginning.whitening.inverse(self.beginning.points[index])
+        key = jax.random.fold_in(jax.random.PRNGKey(self.job.seed), index)
+        return self._first(jnp.asarray(z), key, self.arguments)
+
+    def _begun(self, z: Any, key: Any, arguments: Any) -> Any:
+        settings = self.job.settings
         state = self._start(
-            jnp.asarray(self.beginning.whitening.inverse(point)),
-            warmup,
-            step_size=_FIRST_STEP * len(point) ** -0.25,
+            z,
+            self.job.warmup,
+            step_size=_FIRST_STEP * len(z) ** -0.25,
             dense_mass=settings.metric == "dense",
             target_accept_prob=settings.target_accept,
             max_tree_depth=int(settings.max_tree_depth),
-            model_args=self.arguments,
-            rng_key=jax.random.fold_in(jax.random.PRNGKey(self.job.seed), index),
+            model_args=arguments,
+            rng_key=key,
         )
         # Numbers become arrays of their own type, as after a step: the kernel compiles once.
-        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), state)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
     def draws(self, index: int, first: int, positions: Sequence[NDArray[np.float64]]) -> list[dict[str, Any]]:
         """What is kept of positions z, the first of which is draw number `first`."""
-        x = np.asarray(self._x(jnp.asarray(np.array(positions))))
-        packed, log_prior = self.density.packed(x), self.density.log_prior(x)
+        whitening = self.beginning.whitening
+        packed, log_prior = self.density.parts(np.array([whitening.centre + whitening.moved(z) for z in positions]))
         out = []
         for place, (parameters, prior) in enumerate(zip(packed, log_prior, strict=True)):
             rng = np.random.default_rng((self.job.seed, index, first + place))

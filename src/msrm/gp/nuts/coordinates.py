@@ -21,7 +21,7 @@ from msrm.gp.gibbs.state import State
 from msrm.gp.jax_settings import FLOAT
 from msrm.gp.nuts.gauge import Pivots, pivot_rows, turn_to_pivots
 from msrm.gp.nuts.standins import NullBlock, null_blocks, stored_rows, with_standins
-from msrm.gp.nuts.transforms import Line, prior_density
+from msrm.gp.nuts.transforms import Scalars
 from msrm.gp.parameters import Layout, Parameters, Specification
 
 __all__ = ["Coordinates"]
@@ -48,7 +48,9 @@ class Coordinates:
         Prior sd of rows; 1 for scalars.
     degrees : (coordinate,)
         Of the chi prior of a diagonal; 0 elsewhere.
-    scalars : {name: place among the coordinates}
+    places : {name: int}
+        Of the scalars among the coordinates.
+    scalars : Scalars
     """
 
     specification: Specification
@@ -59,7 +61,8 @@ class Coordinates:
     where: NDArray[np.intp]
     sd: NDArray[np.float64]
     degrees: NDArray[np.float64]
-    scalars: dict[str, int]
+    places: dict[str, int]
+    scalars: Scalars
 
     @classmethod
     def of(cls, specification: Specification, layout: NodeLayout, state: State) -> "Coordinates":
@@ -86,8 +89,7 @@ class Coordinates:
         blocks = {pair.key: null_blocks(pair, widths[pair.key]) for pair in layout.pairs}
         nodes = with_standins(layout, widths)
         made = Layout.of(specification, nodes.pairs)
-        for prior in made.scalar_priors.values():
-            prior_density(prior)
+        scalars = Scalars.of(list(made.scalar_priors.values()))
         kinds = _Kinds(specification, made)
         for place, (key, row) in enumerate(pivots):
             kinds.pivot(key, row, place)
@@ -95,29 +97,31 @@ class Coordinates:
             for block in blocks[pair.key]:
                 kinds.factor(pair.key, tuple(pair.rows), block)
         where = np.flatnonzero(kinds.free)
-        scalars = {name: int(np.searchsorted(where, made.slices[name].start)) for name in made.scalar_priors}
-        return cls(specification, nodes, made, blocks, pivots, where, kinds.sd[where], kinds.degrees[where], scalars)
+        places = {name: int(np.searchsorted(where, made.slices[name].start)) for name in made.scalar_priors}
+        sd, degrees = kinds.sd[where], kinds.degrees[where]
+        return cls(specification, nodes, made, blocks, pivots, where, sd, degrees, places, scalars)
 
     @property
     def size(self) -> int:
         """Dimension of x."""
         return len(self.where)
 
-    def lines(self) -> dict[str, Line]:
-        """The map of each scalar."""
-        return {name: Line(prior.lower, prior.upper) for name, prior in self.layout.scalar_priors.items()}
+    @property
+    def scalar_places(self) -> NDArray[np.intp]:
+        """Places of the scalars, in their order."""
+        return np.array(list(self.places.values()), dtype=np.intp)
 
     def packed(self, x: Array) -> Array:
         """The likelihood's packed parameters at x (traced)."""
         values = jnp.where(self.degrees > 0.0, self.sd * jnp.exp(jnp.where(self.degrees > 0.0, x, 0.0)), x)
-        for name, line in self.lines().items():
-            values = values.at[self.scalars[name]].set(line.value(x[self.scalars[name]]))
+        at = self.scalar_places
+        values = values.at[at].set(self.scalars.value(x[at]))
         return jnp.zeros(self.layout.size, FLOAT).at[self.where].set(values)
 
     def log_prior(self, x: Array) -> Array:
         """Log prior density of x, Jacobians included (traced)."""
-        rows = np.ones(self.size, bool)
-        rows[list(self.scalars.values())] = False
+        rows, at = np.ones(self.size, bool), self.scalar_places
+        rows[at] = False
         diagonal = self.degrees > 0.0
         plain, n = rows & ~diagonal, self.degrees[diagonal]
         constant = -float(np.sum(np.log(self.sd[plain])) + 0.5 * np.log(2.0 * np.pi) * plain.sum())
@@ -125,10 +129,8 @@ class Coordinates:
         logs = jnp.where(diagonal, x, 0.0)
         total = constant - 0.5 * jnp.sum(jnp.where(plain, x / self.sd, 0.0) ** 2)
         total = total + jnp.sum(jnp.where(diagonal, self.degrees * logs - 0.5 * jnp.exp(2.0 * logs), 0.0))
-        for name, line in self.lines().items():
-            at = x[self.scalars[name]]
-            total = total + prior_density(self.layout.scalar_priors[name])(line.value(at)) + line.log_slope(at)
-        return total
+        of_scalars = self.scalars.log_density(self.scalars.value(x[at])) + self.scalars.log_slope(x[at])
+        return total + jnp.sum(of_scalars)
 
     def turn(self, state: State) -> NDArray[np.float64]:
         """The rotation (K, K) of a state's loadings that makes the pivots triangular."""
@@ -150,8 +152,8 @@ class Coordinates:
         x = self.layout.packed(parameters)[self.where]
         diagonal = self.degrees > 0.0
         x[diagonal] = np.log(np.maximum(x[diagonal] / self.sd[diagonal], _LEAST))
-        for name, line in self.lines().items():
-            x[self.scalars[name]] = line.coordinate(float(x[self.scalars[name]]))
+        at = self.scalar_places
+        x[at] = self.scalars.coordinate(x[at])
         return x
 
     def state(self, packed: NDArray[np.float64], start: State) -> State:

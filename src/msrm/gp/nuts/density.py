@@ -64,8 +64,7 @@ class Density:
             self.host = host = HostLikelihood(likelihood)
             self._log_likelihood = lambda data, packed: host.log_likelihood(packed)
         self._compiled = jax.jit(jax.value_and_grad(self.log_density))
-        self._packed = jax.jit(jax.vmap(coordinates.packed))
-        self._log_prior = jax.jit(jax.vmap(coordinates.log_prior))
+        self._parts = jax.jit(jax.vmap(lambda x: (coordinates.packed(x), coordinates.log_prior(x))))
 
     def log_density(self, x: Array, data: Any) -> Array:
         """Log density of x, not normalized (traced)."""
@@ -80,10 +79,7 @@ class Density:
         value, gradient = self._compiled(jnp.asarray(x), self.data)
         return float(value), np.asarray(gradient)
 
-    def packed(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Packed parameters (draw, parameter) of points (draw, coordinate)."""
-        return np.asarray(self._packed(jnp.asarray(x)))
-
-    def log_prior(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log prior densities (draw,) of points (draw, coordinate), Jacobians included."""
-        return np.asarray(self._log_prior(jnp.asarray(x)))
+    def parts(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Packed parameters (draw, parameter) and log priors with Jacobians (draw,) of points (draw, coordinate)."""
+        packed, log_prior = self._parts(jnp.asarray(x))
+        return np.asarray(packed), np.asarray(log_prior)

@@ -90,8 +90,8 @@ def begin(
         typical, rng = [currents[0]], np.random.default_rng(seeds[chains])
         for _ in range(_TYPICAL - 1):
             typical.append(_moved(rng, sweeper, typical[-1].state))
-        points = [coordinates.point(current.state) for current in typical]
-        whitening = whitening_at(coordinates, sweeper, currents[0], points, lambda x: density.value_and_gradient(x)[1])
+        places = [coordinates.point(current.state) for current in typical]
+        whitening = whitening_at(coordinates, sweeper, currents[0], places, lambda x: density.value_and_gradient(x)[1])
     points = np.array([coordinates.point(current.state) for current in currents])
     return Beginning(coordinates, whitening, points)
 

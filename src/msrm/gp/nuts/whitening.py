@@ -108,7 +108,7 @@ def whitening_at(
         grams = pair.grams(matrix) * pair.power / current.state.noise[key]
         blocks.rows(key, tuple(pair.pair.rows), grams)
         blocks.noise(key, pair.power * sum(pair.scalars.values()))
-    for name, at in coordinates.scalars.items():
+    for name, at in coordinates.places.items():
         if not name.startswith("noise/"):
             blocks.scalar(at, gradient)
     bare = blocks.made()
@@ -163,6 +163,11 @@ class _Blocks:
         self.place = np.full(coordinates.layout.size, -1)
         self.place[coordinates.where] = np.arange(size)
         self.weights: list[Vector] = [np.ones(1) for _ in range(size)]
+        scalars, at = coordinates.scalars, coordinates.scalar_places
+        there = jnp.asarray(x[at])
+        # d log value / d x
+        rates = np.exp(np.asarray(scalars.log_slope(there))) / np.abs(np.asarray(scalars.value(there)))
+        self.log_rates = dict(zip(at.tolist(), rates.tolist(), strict=True))
         self.columns: list[NDArray[np.intp]] = [np.array([i]) for i in range(size)]
 
     def rows(self, key: Key, runs: tuple[str, ...], grams: Vector) -> None:
@@ -197,10 +202,8 @@ class _Blocks:
 
     def noise(self, key: Key, scalars: float) -> None:
         """The noise variance of a pair: log v has precision N/2."""
-        name = f"noise/{key[0]}/{key[1]}"
-        line, at = self.coordinates.lines()[name], self.coordinates.scalars[name]
-        log_rate = float(line.log_slope(jnp.asarray(self.x[at])) - jnp.log(line.value(jnp.asarray(self.x[at]))))
-        self.weights[at] = np.array([np.exp(-log_rate) / np.sqrt(0.5 * scalars + 1.0)])
+        at = self.coordinates.places[f"noise/{key[0]}/{key[1]}"]
+        self.weights[at] = np.array([1.0 / (self.log_rates[at] * np.sqrt(0.5 * scalars + 1.0))])
 
     def scalar(self, at: int, gradient: Callable[[Vector], Vector]) -> None:
         """Any other scalar: its own curvature, by a difference of the gradient."""
