@@ -11,11 +11,12 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from msrm.gp.data import Key, NodeLayout
-from msrm.gp.draws import Draws, channel_labels
+from msrm.gp.draws import Draws
 from msrm.gp.ensemble import Ensemble
 from msrm.gp.gibbs.design import Design
 from msrm.gp.gibbs.state import State
 from msrm.gp.parameters import FreeLengthScale, Specification
+from msrm.gp.raw_draws import channel_labels
 from msrm.gp.raw_rows import raw_rows
 from msrm.recording import Recording
 

@@ -1,19 +1,17 @@
 """Posterior draws of GP-MSRM: one result for every sampler, as a DataTree for ArviZ and as answers about the model.
 
-`Draws.tree` holds flat variables over (chain, draw, ...) with string coordinates (DESIGN 5), only quantities that a
-rotation of the factors does not touch. Loadings in raw features are made on demand from the rotated coordinates that
-are kept, predictions from an :class:`~msrm.gp.ensemble.Ensemble`.
+What draws hold and their raw features are :mod:`msrm.gp.raw_draws`; predictions average over an
+:class:`~msrm.gp.ensemble.Ensemble` (DESIGN 5).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 import msrm
 from msrm import archive
@@ -21,120 +19,25 @@ from msrm.asking import Targets, Times
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
 from msrm.gp.checks import predictive_check
-from msrm.gp.data import Key, PairData
 from msrm.gp.draws_tree import draws_parts, draws_tree
 from msrm.gp.ensemble import Ensemble, with_densities
 from msrm.gp.fitted import FittedGP
 from msrm.gp.loo import Loo, held_out_densities, leave_one_out
 from msrm.gp.paths import latent_paths, with_latent_times
-from msrm.gp.raw_file import write_loading_draws
-from msrm.gp.raw_rows import raw_rows
-from msrm.gp.stored_basis import StoredPair
+from msrm.gp.raw_draws import RawDraws
 from msrm.gp.updating import MODES, calibrated_draws, conditioned, reweighted, with_both
 from msrm.recording import Recording
 
-if TYPE_CHECKING:
-    from msrm.gp.estimator import GPMSRM
-
-__all__ = ["Draws", "channel_labels"]
-
-Array = NDArray[np.float64]
+__all__ = ["Draws"]
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """Draws from the posterior of a GP-MSRM.
-
-    Attributes
-    ----------
-    tree : DataTree
-        Groups `posterior`, `sample_stats`, `log_likelihood`, `observed_data`, `constant_data`: usable by ArviZ 1 as is.
-    model : GPMSRM
-        Fitted: the MAP that the chains started from.
-    rows : {(participant, modality): (chain, draw, coordinate, k)}
-        Loading, offset and run offsets in rotated coordinates, stand-ins of null rows at the end.
-    turns : (chain, draw, K, K)
-        Rotations that bring each draw's loadings closest to the MAP's (Procrustes), used on demand.
-    ensemble : Ensemble
-        A few draws in raw features: what predictions average over.
-    pairs : {(participant, modality): PairData or StoredPair}
-        The data or the stored bases, for raw features on demand; empty when an archive holds neither
-        (:meth:`with_recording`).
-    """
-
-    tree: xr.DataTree
-    model: "GPMSRM"
-    rows: dict[Key, Array]
-    turns: Array
-    ensemble: Ensemble
-    pairs: Mapping[Key, PairData | StoredPair]
-
-    @property
-    def n_factors(self) -> int:
-        """K."""
-        return self.turns.shape[-1]
-
-    @property
-    def recording_digest_(self) -> str:
-        """Of the recording that the draws were made from."""
-        return str(self.tree.attrs["recording_digest"])
-
-    @property
-    def posterior(self) -> xr.Dataset:
-        """The group `posterior` of the tree."""
-        return _group(self.tree, "posterior")
+class Draws(RawDraws):
+    __doc__ = (RawDraws.__doc__ or "").replace("and their raw features", "and what is asked of them")
 
     def summary(self, **options: Any) -> Summary:
         """Convergence of every quantity and a verdict; see `msrm.diagnostics.summary`."""
         return summary(self.tree, **options)
-
-    def loading(
-        self,
-        participant: str,
-        modality: str,
-        *,
-        features: range | Sequence[str] | None = None,
-        aligned: bool = True,
-        thin: int = 1,
-    ) -> xr.DataArray:
-        """Draws of a loading in raw features.
-
-        Parameters
-        ----------
-        participant, modality : str
-        features : range or sequence of str, optional
-            Positions or names; all by default.
-        aligned : bool
-            Rotate every draw to the MAP (Procrustes over all loadings); raw draws are free to rotate.
-        thin : int
-            Keep every so many draws.
-
-        Returns
-        -------
-        DataArray (chain, draw, feature, factor)
-            Units of the parameters: data units per latent sd, standardized where the model standardizes.
-
-        Raises
-        ------
-        ValueError
-            For a pair or feature that is not there.
-        """
-        key, size = (participant, modality), self.n_factors
-        rows, names, kept = self._raw(key, features, thin)
-        values = rows[..., :size]
-        if aligned:
-            values = values @ self.turns[:, ::thin]
-        coords = {"chain": self.posterior["chain"].values, "draw": kept, "feature": names}
-        coords["factor"] = np.arange(1, size + 1)
-        return xr.DataArray(values, coords, ("chain", "draw", "feature", "factor"), name="loading")
-
-    def offset(
-        self, participant: str, modality: str, *, features: range | Sequence[str] | None = None, thin: int = 1
-    ) -> xr.DataArray:
-        """Draws of an offset in raw features, (chain, draw, feature); parameters and errors as `loading`."""
-        rows, names, kept = self._raw((participant, modality), features, thin)
-        coords = {"chain": self.posterior["chain"].values, "draw": kept, "feature": names}
-        return xr.DataArray(rows[..., self.n_factors], coords, ("chain", "draw", "feature"), name="offset")
 
     def predict(
         self,
@@ -386,130 +289,3 @@ class Draws:
         model = msrm.GPMSRM.from_tree(parts.pop("map"))
         ensemble = Ensemble(model.model_, **parts.pop("ensemble"))
         return cls(model=model, ensemble=ensemble, **parts)
-
-    def with_recording(self, recording: Recording) -> Self:
-        """The same draws with the recording they were made from at hand, for raw features.
-
-        Raises
-        ------
-        ValueError
-            For another recording.
-        """
-        self.check_recording(recording)
-        likelihood, _ = self.model.prepared(recording, reduce=True, standardization=self.model.model_.standardization)
-        return replace(self, pairs={pair.key: pair for pair in likelihood.nodes.pairs})
-
-    def check_recording(self, recording: Recording) -> None:
-        """Raise ValueError unless the draws were made from this recording."""
-        digest = str(self.tree.attrs["recording_digest"])
-        if recording.digest() != digest:
-            raise ValueError(
-                f"The draws were made from the recording with digest {digest[:12]}..., not {recording.digest()[:12]}..."
-            )
-
-    def write_loadings(
-        self,
-        path: str | Path,
-        participant: str,
-        modality: str,
-        *,
-        features: range | Sequence[str] | None = None,
-        aligned: bool = True,
-    ) -> Path:
-        """Write draws of a loading in raw features to a netCDF-4 file, in pieces that fit in memory.
-
-        Parameters
-        ----------
-        path : path-like
-        participant, modality : str
-        features : range or sequence of str, optional
-            Positions such as ``range(0, 5000)``, or names; all by default.
-        aligned : bool
-            As in `loading`.
-
-        Returns
-        -------
-        Path
-            ``loading`` (chain, draw, feature, factor), with the archive's seal.
-
-        Raises
-        ------
-        ValueError, OSError
-            For a pair or feature that is not there, or a file that cannot be written.
-        """
-        key = participant, modality
-        pair, names = self._pair(key), self.ensemble.base.features[key]
-        wanted = _places_of(names, features, key)
-        facts = {"participant": participant, "modality": modality, "n_factors": self.n_factors, "kind": "Loadings"}
-        facts["recording_digest"] = str(self.tree.attrs["recording_digest"])
-        turns = self.turns if aligned else None
-        return write_loading_draws(
-            Path(path), pair, self.rows[key], turns, names[wanted], wanted, partial(self._seeds, key=key), facts
-        )
-
-    @cached_property
-    def _places(self) -> dict[Key, int]:
-        return {key: place for place, key in enumerate(self.rows)}
-
-    def _raw(
-        self, key: Key, features: range | Sequence[str] | None, thin: int
-    ) -> tuple[Array, NDArray[Any], NDArray[Any]]:
-        """Raw rows (chain, draw, feature, k) of the wanted features and every thin-th draw, with their labels."""
-        pair, names = self._pair(key), self.ensemble.base.features[key]
-        wanted = _places_of(names, features, key)
-        kept = np.arange(0, self.rows[key].shape[1], thin)
-        out = [
-            raw_rows(pair, rows, self._seeds(chain, kept, key))[:, wanted]
-            for chain, rows in enumerate(self.rows[key][:, ::thin])
-        ]
-        return np.array(out), names[wanted], self.posterior["draw"].values[::thin]
-
-    def _pair(self, key: Key) -> PairData | StoredPair:
-        """What turns a pair's rows back into raw features."""
-        if key not in self.rows:
-            known = ", ".join(f"{p}/{m}" for p, m in self.rows)
-            raise ValueError(f"{key[0]}/{key[1]} is not in the draws, which have {known}")
-        if key not in self.pairs:
-            raise ValueError(
-                f"Raw features of {key[0]}/{key[1]} need the recording: the archive was saved without its bases. "
-                "Use draws.with_recording(recording), or save with bases=True."
-            )
-        return self.pairs[key]
-
-    def _seeds(self, chain: int, draws: NDArray[np.intp], key: Key) -> list[tuple[int, ...]]:
-        """What the null rows of each draw are seeded by."""
-        return [(int(self.tree.attrs["seed"]), chain, int(draw), self._places[key]) for draw in draws]
-
-
-def channel_labels(features: Mapping[Key, NDArray[Any]]) -> xr.Dataset:
-    """Coordinates of the dimension `channel`: participant/modality/feature, and each of the three."""
-    columns = [(p, m, str(name)) for (p, m), names in features.items() for name in names]
-    text = np.dtypes.StringDType()
-    labels = np.array(["/".join(column) for column in columns], text)
-    parts = {name: ("channel", np.array([column[i] for column in columns], text)) for i, name in enumerate(_PARTS)}
-    return xr.Dataset(coords={"channel": labels} | parts)
-
-
-_PARTS = ("participant", "modality", "feature")
-
-
-def _places_of(names: NDArray[Any], wanted: range | Sequence[str] | None, key: Key) -> NDArray[np.intp]:
-    """Positions of features given by name or position."""
-    if wanted is None:
-        return np.arange(len(names))
-    if isinstance(wanted, range):
-        places = np.array(wanted, dtype=np.intp)
-        if len(places) and not 0 <= places.min() <= places.max() < len(names):
-            raise ValueError(f"{key[1]!r} of {key[0]} has {len(names)} features, positions 0 to {len(names) - 1}")
-        return places
-    place = {str(name): i for i, name in enumerate(names)}
-    missing = [name for name in wanted if name not in place]
-    if missing:
-        raise ValueError(f"{key[1]!r} of {key[0]} has no feature {missing[0]!r}; it has {len(names)}: {names[0]}, ...")
-    return np.array([place[name] for name in wanted], dtype=np.intp)
-
-
-def _group(tree: xr.DataTree, name: str) -> xr.Dataset:
-    node = tree[name]
-    assert isinstance(node, xr.DataTree)
-    return node.to_dataset(inherit=False)
