@@ -1,7 +1,7 @@
-"""One bar for all chains of a run: sweeps per second, time left, effective draws so far of the slowest invariant.
+"""One bar for all chains of a run: sweeps (NUTS: also leapfrogs) per second, time left, effective draws so far.
 
-Workers write how far they are and their blocks of draws into the run's folder; a thread of the parent reads them. Off a
-terminal there is neither bar nor thread.
+The effective draws are those of the slowest invariant. Workers write how far they are and their blocks of draws into
+the run's folder; a thread of the parent reads them. Off a terminal there is neither bar nor thread.
 """
 
 import json
@@ -58,7 +58,7 @@ class Watch:
     def __enter__(self) -> Self:
         if not self._bar.disable:
             # What a resumed run has done already tells nothing of its speed.
-            self._bar.n = self._bar.initial = self._done()
+            self._bar.n = self._bar.initial = self._progress("sweeps")
             self._thread = threading.Thread(target=self._follow, daemon=True)
             self._thread.start()
         return self
@@ -70,18 +70,22 @@ class Watch:
         self._bar.close()
 
     def _follow(self) -> None:
-        told = time.monotonic()
+        begun = told = time.monotonic()
+        before, ess = self._progress("leapfrogs"), ""
         while not self._ended.wait(_POLL_SECONDS):
-            self._bar.n = self._done()
+            self._bar.n = self._progress("sweeps")
             if time.monotonic() - told > _ESS_SECONDS:
                 told = time.monotonic()
                 found = slowest(self._store, self._chains, self._labels)
                 if found is not None:
-                    self._bar.set_postfix_str(f"ESS {found[1]:.0f} ({found[0]})", refresh=False)
+                    ess = f"ESS {found[1]:.0f} ({found[0]})"
+            leapfrogs = self._progress("leapfrogs") - before
+            rate = f"{leapfrogs / (time.monotonic() - begun):.0f} leapfrogs/s" if leapfrogs > 0 else ""
+            self._bar.set_postfix_str(", ".join(filter(None, (rate, ess))), refresh=False)
             self._bar.refresh()
 
-    def _done(self) -> int:
-        return sum(_sweeps(self._store.chain(index).folder) for index in range(self._chains))
+    def _progress(self, name: str) -> int:
+        return sum(_progress(self._store.chain(index).folder, name) for index in range(self._chains))
 
 
 def slowest(store: DrawStore, chains: int, labels: Mapping[str, Sequence[str]]) -> tuple[str, float] | None:
@@ -109,8 +113,8 @@ def slowest(store: DrawStore, chains: int, labels: Mapping[str, Sequence[str]]) 
     return np.array(names)[moving][least], float(ess[least])
 
 
-def _sweeps(folder: Path) -> int:
+def _progress(folder: Path, name: str) -> int:
     try:
-        return int(json.loads((folder / "progress.json").read_text())["sweeps"])
+        return int(json.loads((folder / "progress.json").read_text())[name])
     except (OSError, ValueError, KeyError):
         return 0

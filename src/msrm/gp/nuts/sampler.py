@@ -99,23 +99,27 @@ class NutsRun:
     @property
     def recorded(self) -> dict[str, Any]:
         """Settings, for the identity of the run."""
-        return asdict(self.settings) | {"compiled": runs_compiled(self.backend)}
+        return asdict(self.settings) | {"engine": "compiled" if runs_compiled(self.backend) else "numpy"}
 
-    def run(self, store: DrawStore, *, chains: int, warmup: int, draws: int, seed: int, n_jobs: int) -> list[int]:
-        """Run all chains to their end; the number of draws that each has on disk."""
-        job = NutsJob(
+    def job(self, store: DrawStore, *, chains: int, warmup: int, draws: int, seed: int) -> NutsJob:
+        """What the chains of a run share, their starts included."""
+        beginning = self._beginning(store.folder / "start.npz", chains, seed)
+        return NutsJob(
             self.layout,
             self.backend,
             self.grid,
             self.start,
-            self._beginning(store.folder / "start.npz", chains, seed),
+            beginning,
             store.folder,
             warmup,
             draws,
             seed,
             self.settings,
-            supervised=True,
         )
+
+    def run(self, store: DrawStore, *, chains: int, warmup: int, draws: int, seed: int, n_jobs: int) -> list[int]:
+        """Run all chains to their end; the number of draws that each has on disk."""
+        job = replace(self.job(store, chains=chains, warmup=warmup, draws=draws, seed=seed), supervised=True)
         if self.settings.chain_method == "vectorized":
             with blas_threads(1):
                 return run_together(job, chains)
