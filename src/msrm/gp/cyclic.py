@@ -140,7 +140,7 @@ class Parallel:
     root: int = 3
     tail: int = 31
     leaf: int | None = 192
-    triangle: int | None = None
+    triangle: int | None = 36
 
     def __post_init__(self) -> None:
         for name, value, least in (("root", self.root, 1), ("tail", self.tail, 0)):

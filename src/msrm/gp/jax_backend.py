@@ -20,7 +20,7 @@ from msrm.gp.blocks import Sequential, Solver
 from msrm.gp.cyclic import Parallel
 from msrm.gp.extrapolation import Extrapolated
 from msrm.gp.jax_pairs import ModalitySums
-from msrm.gp.jax_settings import FLOAT
+from msrm.gp.jax_settings import FLOAT, compiler_options
 from msrm.gp.jax_statespace import STATUS, ExtrapolatedChain, NodeStatistics, StateSpaceChain
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.node_terms import class_sums
@@ -30,7 +30,7 @@ from msrm.nodes import Evidence, GroupStatistics
 
 __all__ = ["SOLVERS", "NativeLikelihood", "NativeStateSpace"]
 
-SOLVERS: dict[str, Solver] = {"parallel": Parallel(), "sequential": Sequential()}
+SOLVERS: dict[str, Solver] = {"parallel": Parallel(tail=0), "sequential": Sequential()}
 Values = Mapping[str, Mapping[str, float]]
 
 
@@ -126,7 +126,7 @@ class NativeStateSpace:
                 return chain.log_evidence(data, values, length_scale, statistics)
 
             made = jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True) if gradient else value
-            self._compiled[run, gradient] = jax.jit(made)
+            self._compiled[run, gradient] = jax.jit(made, compiler_options=compiler_options())
         return self._compiled[run, gradient]
 
 
@@ -228,7 +228,9 @@ class NativeLikelihood:
             spans = layout.slices.items()
             return self._value(data, {name: vector[span].reshape(layout.shapes[name]) for name, span in spans})
 
-        return jax.jit(value), jax.jit(jax.value_and_grad(value, argnums=1, has_aux=True))
+        made = value, jax.value_and_grad(value, argnums=1, has_aux=True)
+        options = compiler_options()
+        return jax.jit(made[0], compiler_options=options), jax.jit(made[1], compiler_options=options)
 
     def _packed(self, parameters: Mapping[str, Any]) -> Array:
         return jnp.asarray(self.likelihood.layout.packed(dict(parameters)), dtype=FLOAT)

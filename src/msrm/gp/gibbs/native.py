@@ -25,7 +25,7 @@ from msrm.gp.gibbs.native_sweep import ChainState, NativeSweeper, Tuning
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
-from msrm.gp.jax_settings import FLOAT
+from msrm.gp.jax_settings import FLOAT, compiler_options
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import RUNNING, DrawStore
@@ -141,7 +141,8 @@ class _Chains:
             self.job.specification, self.job.layout, self.job.backend, Parallel(), values=values, room=self.room
         )
         some = partial(self.sweeper.sweeps, count=_SWEEPS)
-        self.compiled = jax.jit(jax.vmap(some, in_axes=(None, 0, 0, 0, None, None)))
+        over_chains = jax.vmap(some, in_axes=(None, 0, 0, 0, None, None))
+        self.compiled = jax.jit(over_chains, compiler_options=compiler_options())
         self.places = {
             place: (modality, index, row)
             for modality, stacks in self.sweeper.stacks.items()

@@ -94,7 +94,7 @@ class ModalityStacks:
     def conditional(self, data: Data, rows: Sequence[Array], noise: Array, functionals: Array) -> list[Array]:
         """Log likelihood given the latents, (pair, run) of each stack, 0 in runs that a pair lacks."""
         return [
-            self._log_density(stack, given, entry_squares(stack, given, one, functionals) @ given["run"], noise)
+            self._log_density(stack, given, _by_run(given, entry_squares(stack, given, one, functionals)), noise)
             for stack, given, one in zip(self.stacks, data["stacks"], rows, strict=True)
         ]
 
@@ -119,6 +119,11 @@ def entry_squares(stack: Stack, given: Data, rows: Array, functionals: Array) ->
     matrix = design_matrix(given, functionals)
     squares = ((given["values"] - matrix @ jnp.swapaxes(rows[:, : stack.own], 1, 2)) ** 2).sum(-1)
     return squares + ((matrix @ jnp.swapaxes(rows[:, stack.own :], 1, 2)) ** 2).sum(-1) if stack.has_null else squares
+
+
+def _by_run(given: Data, values: Array) -> Array:
+    """Sums (pair, run) of values (pair, entry)."""
+    return jnp.einsum("pe,per->pr", values, given["run"])
 
 
 def modality_stacks(design: Design, layout: NodeLayout) -> tuple[dict[str, ModalityStacks], dict[str, Data]]:

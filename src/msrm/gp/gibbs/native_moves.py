@@ -5,6 +5,7 @@ accelerator would return to the host in each. Where a rejection sampler ends wit
 1e-12, the value stays what it was, which keeps the density invariant as well.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from msrm.gp.gibbs.native_data import Stack, design_matrix
 from msrm.gp.jax_statespace import NodeStatistics
 from msrm.priors import LogNormal
 
-__all__ = ["ScaleTerms", "draw_noise", "draw_rows", "haar", "scale_step"]
+__all__ = ["ScaleTerms", "draw_noise", "draw_rows", "haar", "scale_density", "scale_step", "stretched"]
 
 _TRIES = 16  # of a rejection sampler that accepts 88 %
 _MODE_STEPS = 16
@@ -159,10 +160,15 @@ class ScaleTerms(NamedTuple):
 
 def scale_step(key: Array, terms: ScaleTerms, points: int, features: int, sd: float) -> ScaleTerms:
     """One step of `msrm.gp.gibbs.moves.scale` along a random direction, log c drawn by a slice without stepping out."""
-    size = terms.quadratic.shape[0]
     towards, slicing = jax.random.split(key)
-    direction = jax.random.normal(towards, (size,))
+    direction = jax.random.normal(towards, (terms.quadratic.shape[0],))
     direction = direction / jnp.linalg.norm(direction)
+    density = scale_density(terms, direction, points - features, sd)
+    return stretched(terms, direction, _sliced(slicing, density, 6.0 / float(np.sqrt(points + features))))
+
+
+def scale_density(terms: ScaleTerms, direction: Array, dimension: int, sd: float) -> Callable[[Array], Array]:
+    """Log density of log c along a direction, 0 where nothing moves (`msrm.gp.gibbs.moves.scale_density`)."""
     prior, loadings = direction @ terms.quadratic @ direction, direction @ terms.gram @ direction / sd**2
     slope, curvature = jnp.zeros(()), jnp.zeros(())
     for modality, part in terms.parts.items():
@@ -177,20 +183,25 @@ def scale_step(key: Array, terms: ScaleTerms, points: int, features: int, sd: fl
         stretch = jnp.exp(log_c)
         shrink = 1.0 / stretch - 1.0
         log_prior = -0.5 * ((stretch * stretch - 1.0) * prior + shrink * (shrink + 2.0) * loadings)
-        return (points - features) * log_c + log_prior + shrink * slope - 0.5 * shrink**2 * curvature
+        return dimension * log_c + log_prior + shrink * slope - 0.5 * shrink**2 * curvature
 
-    log_c = _sliced(slicing, density, 6.0 / float(np.sqrt(points + features)))
+    return density
+
+
+def stretched(terms: ScaleTerms, direction: Array, log_c: Array) -> ScaleTerms:
+    """Coarse components times c along a direction, loadings times 1 / c."""
+    size = len(direction)
     outer = jnp.outer(direction, direction)
     more, less = jnp.expm1(log_c) * outer, jnp.eye(size) + jnp.expm1(-log_c) * outer
     added = jnp.einsum("nkp,kl->nlp", terms.component, more)
-    stretched = {modality: part @ more for modality, part in terms.parts.items()}
+    parts = {modality: part @ more for modality, part in terms.parts.items()}
     whole = jnp.eye(size) + more
     return ScaleTerms(
         terms.path + added,
-        {modality: terms.functionals[modality] + part for modality, part in stretched.items()},
+        {modality: terms.functionals[modality] + part for modality, part in parts.items()},
         {modality: turned(one, less) for modality, one in terms.statistics.items()},
         terms.component + added,
-        {modality: terms.parts[modality] + part for modality, part in stretched.items()},
+        {modality: terms.parts[modality] + part for modality, part in parts.items()},
         whole @ terms.quadratic @ whole,
         less.T @ terms.gram @ less,
         terms.turn @ less,

@@ -8,7 +8,7 @@ The coarse component of the scale move is the part of a path that its *states* a
 interpolated cell by cell; `msrm.gp.gibbs.latents` takes values at an Identity clock. Both leave the density invariant.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -431,6 +431,27 @@ class NativeSweeper:
         statistics: dict[str, NodeStatistics],
     ) -> tuple[Array, dict[str, Array], dict[str, NodeStatistics], Array]:
         """The scale move at one level, and what it multiplies the loadings by."""
+        terms = self.scale_terms(coarse, system, state, path, functionals, statistics)
+        points = self.chain.matern.dimension * coarse["at"].shape[0]
+        sd = self.specification.priors.loading_sd
+        features = sum(stacks.feature_rows for stacks in self.stacks.values())
+
+        def once(terms: ScaleTerms, own: Array) -> tuple[ScaleTerms, None]:
+            return scale_step(own, terms, points, features, sd), None
+
+        terms, _ = jax.lax.scan(once, terms, jax.random.split(key, _DIRECTIONS))
+        return terms.path, terms.functionals, terms.statistics, terms.turn
+
+    def scale_terms(
+        self,
+        coarse: Any,
+        system: BlockSystem,
+        state: ChainState,
+        path: Array,
+        functionals: dict[str, Array],
+        statistics: dict[str, NodeStatistics],
+    ) -> ScaleTerms:
+        """The coarse component of a path, and all that a scale of it changes."""
         size, s = self.specification.n_factors, self.chain.matern.dimension
         points = self._states(path)
         at = points[coarse["at"]]
@@ -442,7 +463,7 @@ class NativeSweeper:
         gram = sum(
             jnp.einsum("pfk,pfl->kl", one[..., :size], one[..., :size]) for of in state.rows.values() for one in of
         )
-        terms = ScaleTerms(
+        return ScaleTerms(
             path,
             functionals,
             statistics,
@@ -452,14 +473,6 @@ class NativeSweeper:
             jnp.asarray(gram),
             jnp.eye(size),
         )
-        sd = self.specification.priors.loading_sd
-        features = sum(stacks.feature_rows for stacks in self.stacks.values())
-
-        def once(terms: ScaleTerms, own: Array) -> tuple[ScaleTerms, None]:
-            return scale_step(own, terms, s * at.shape[0], features, sd), None
-
-        terms, _ = jax.lax.scan(once, terms, jax.random.split(key, _DIRECTIONS))
-        return terms.path, terms.functionals, terms.statistics, terms.turn
 
     def _shifted(
         self,
@@ -472,6 +485,21 @@ class NativeSweeper:
         statistics: dict[str, NodeStatistics],
     ) -> tuple[ChainState, Array, dict[str, Array]]:
         """A level for all paths against offsets, exact normal (`msrm.gp.gibbs.moves.shift`)."""
+        precision, pull, shifted = self.shift(data, system, state, path, functionals, statistics)
+        root = cholesky(precision)
+        half = solve_triangular(root, pull, lower=True) + jax.random.normal(key, pull.shape)
+        return shifted(solve_triangular(root, half, lower=True, trans=1))
+
+    def shift(
+        self,
+        data: Any,
+        system: BlockSystem,
+        state: ChainState,
+        path: Array,
+        functionals: dict[str, Array],
+        statistics: dict[str, NodeStatistics],
+    ) -> tuple[Array, Array, Callable[[Array], tuple[ChainState, Array, dict[str, Array]]]]:
+        """Precision, precision times mean of the level, and everything at a level."""
         size, sd = self.specification.n_factors, self.specification.priors.offset_sd
         pattern = jnp.zeros_like(path[:, :1]).at[:, :, :: self.chain.matern.dimension].set(1.0)
         gone, level = self._innovations(data, path), self._innovations(data, pattern)
@@ -491,17 +519,18 @@ class NativeSweeper:
                 gram = jnp.einsum("pfk,pfl->kl", loading, loading)
                 precision = precision + (gains[modality] / sd) ** 2 * gram
                 pull = pull + gains[modality] / sd**2 * jnp.einsum("pf,pfk->k", offset, loading)
-        root = cholesky(precision)
-        half = solve_triangular(root, pull, lower=True) + jax.random.normal(key, (size,))
-        delta = solve_triangular(root, half, lower=True, trans=1)
-        moved_rows = {
-            modality: tuple(
-                one.at[..., size].add(-gains[modality] * (one[..., :size] @ delta)) for one in state.rows[modality]
-            )
-            for modality in self.stacks
-        }
-        moved = {modality: functionals[modality] + seen[modality][:, None] * delta for modality in self.stacks}
-        return state._replace(rows=moved_rows), path + pattern * delta[:, None], moved
+
+        def shifted(delta: Array) -> tuple[ChainState, Array, dict[str, Array]]:
+            rows = {
+                modality: tuple(
+                    one.at[..., size].add(-gains[modality] * (one[..., :size] @ delta)) for one in state.rows[modality]
+                )
+                for modality in self.stacks
+            }
+            moved = {modality: functionals[modality] + seen[modality][:, None] * delta for modality in self.stacks}
+            return state._replace(rows=rows), path + pattern * delta[:, None], moved
+
+        return precision, pull, shifted
 
     def _innovations(self, data: Any, path: Array) -> tuple[Array, Array]:
         """States less what the point before predicts, (point, s, K), and the prior precision of these (point, s, s)."""
