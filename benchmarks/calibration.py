@@ -252,10 +252,12 @@ def truth_rows(truth: Truth) -> dict[tuple[str, str], Array]:
     return rows
 
 
-def ranks(replicate: int, variant: Variant | None = None) -> Record:
+def ranks(
+    replicate: int, label: str | None = None, *, warmup: int = WARMUP, kept: int = KEPT, thin: int = THIN
+) -> Record:
     """Draw a truth and data, sample the posterior from an unrelated start, rank the truth."""
-    label = list(VARIANTS)[replicate % len(VARIANTS)]
-    variant = VARIANTS[label] if variant is None else variant
+    label = list(VARIANTS)[replicate % len(VARIANTS)] if label is None else label
+    variant = VARIANTS[label]
     rng, start = np.random.default_rng([2026, replicate]), time.process_time()
     recording, truth = simulate(variant, rng)
     specification = variant.model.specification
@@ -269,13 +271,13 @@ def ranks(replicate: int, variant: Variant | None = None) -> Record:
     finer = Sweeper(specification, layout, backend.at_step(STEP / 2)).start(at_truth.state)
     elsewhere = simulate(variant, rng)[1].parameters
     current, drawn_values = sweeper.start(state_of(specification, layout, elsewhere)), []
-    windows = {round(share * WARMUP) for share in (0.15, 0.3, 0.5, 0.9)}
-    for sweep in range(WARMUP + KEPT * THIN):
-        finished = sweeper.sweep(rng, current, tune=sweep < WARMUP)
+    windows = {round(share * warmup) for share in (0.15, 0.3, 0.5, 0.9)}
+    for sweep in range(warmup + kept * thin):
+        finished = sweeper.sweep(rng, current, tune=sweep < warmup)
         current = sweeper.marginal.current(finished.state, finished.design)
         if sweep + 1 in windows:
             sweeper.end_window()
-        if sweep >= WARMUP and (sweep - WARMUP) % THIN == THIN - 1:
+        if sweep >= warmup and (sweep - warmup) % thin == thin - 1:
             raw = {
                 pair.key: raw_rows(pair, finished.state.rows[pair.key][None], [(replicate, sweep, i)])[0]
                 for i, pair in enumerate(pairs)
@@ -290,7 +292,7 @@ def ranks(replicate: int, variant: Variant | None = None) -> Record:
         "what": "ranks",
         "replicate": replicate,
         "variant": label,
-        "kept": KEPT,
+        "kept": kept,
         "ranks": {n: sum(draw[n] < value for draw in drawn_values) for n, value in true.items()},
         "grid_error": abs(at_truth.log_likelihood - finer.log_likelihood),
         "cpu_seconds": time.process_time() - start,
