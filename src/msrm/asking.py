@@ -52,6 +52,21 @@ def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) 
     return out
 
 
+def check_factors(n_factors: Any, recording: Recording) -> None:
+    """Refuse more factors than all streams together have features: data cannot tell them apart.
+
+    Raises
+    ------
+    ValueError
+        With the number of features.
+    """
+    total = sum(len(recording.features(*pair)) for pair in recording.pairs)
+    if isinstance(n_factors, int | np.integer) and n_factors > total:
+        raise ValueError(
+            f"n_factors={n_factors} exceeds the {total} features of all participants and modalities; ask for fewer."
+        )
+
+
 def check_runs(times: Times, runs: Sequence[str]) -> None:
     """Refuse times for runs that there are not.
 

@@ -4,8 +4,20 @@ import inspect
 from typing import Any, Self
 
 
+class NotFittedError(ValueError, AttributeError):
+    """A fitted quantity was asked for before `fit`."""
+
+
 class Estimator:
     """Base of the estimators: ``__init__`` stores its arguments, learned attributes end in ``_``."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is not there: says to fit first where a fit would set it."""
+        kind = type(self).__name__
+        learned = name.endswith("_") and not name.startswith("_")
+        if learned and not any(known.endswith("_") for known in self.__dict__):
+            raise NotFittedError(f"This {kind} is not fitted yet; call fit(recording) first, which sets {name}.")
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     @classmethod
     def _argument_names(cls) -> tuple[str, ...]:

@@ -68,6 +68,15 @@ def labelled(value: Any, label: str) -> xr.DataArray:
                 f"{label}: column {clocks[0]!r} looks like the clock, not a feature. The index holds the seconds: "
                 f"frame.set_index({clocks[0]!r})."
             )
+        if isinstance(value.index, pd.RangeIndex) and value.index.equals(pd.RangeIndex(len(value))) and len(value) > 1:
+            rising = [
+                str(n) for n in value.columns if value[n].dtype.kind in "fiu" and value[n].is_monotonic_increasing
+            ]
+            column = rising[0] if rising else "COLUMN"
+            raise ValueError(
+                f"{label}: the index counts rows 0, 1, 2, ...; it must hold the seconds: frame.set_index({column!r}), "
+                "or frame.index = seconds (for one row a second, frame.index.astype(float))."
+            )
         value = xr.DataArray(
             value.to_numpy(), {"time": value.index.to_numpy(), "feature": list(value.columns)}, ("time", "feature")
         )

@@ -18,6 +18,7 @@ from msrm.evaluation.question import SOURCES, Learned, Questions, Targets
 from msrm.evaluation.scores import LEVELS, Scores, pool
 from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map
+from msrm.stream import Stream
 
 
 class Estimator(Protocol):
@@ -85,14 +86,20 @@ def score(
 
     Raises
     ------
+    TypeError
+        When the first two arguments are swapped.
     ValueError
-        For targets, sources or baselines that are not there.
+        For targets, sources or baselines that are not there, or a target stream that the model was fitted to.
     """
+    if isinstance(fitted, Recording) or not isinstance(recording, Recording):
+        found = f"{type(fitted).__name__}, {type(recording).__name__}"
+        raise TypeError(f"score takes a fitted model, then a Recording: score(fitted, recording); got {found}.")
     asked_for, chosen = checked_targets(recording, targets), _checked(source, baselines)
     tally, learned = Tally(), Learned(training)
     for asked in questions(recording, asked_for):
         if len(recording.pairs) <= len(pairs_of(asked)):
             raise ValueError(f"Nothing is left to predict {_named(asked)} from; name fewer targets.")
+        _check_held_out(fitted, recording, training, asked)
         if asked_for is not None or has_source(recording, asked, source):
             step = Step(learned, None, *removed(recording, asked), asked)
             tally.add(step_tally(fitted, step, source, chosen))
@@ -194,6 +201,27 @@ def _checked(source: str, baselines: Iterable[str]) -> tuple[str, ...]:
         if name not in BASELINES:
             raise ValueError(f"No baseline {name!r}; there are {', '.join(BASELINES)}.")
     return chosen
+
+
+def _check_held_out(fitted: Any, recording: Recording, training: Recording | None, asked: Targets) -> None:
+    """Refuse targets that were trained on: their score says nothing about new data."""
+    whole = getattr(fitted, "recording_digest_", None) == recording.digest()
+    for participant, modality in pairs_of(asked):
+        for stream in recording.streams(participant, modality=modality):
+            place = participant, stream.run, modality
+            if whole or (training is not None and training.has(*place) and _same(stream, training.stream(*place))):
+                raise ValueError(
+                    f"{stream.label} is in the training recording: it is not held out. Score other runs, or use "
+                    "msrm.evaluate, which fits without what it scores."
+                )
+
+
+def _same(one: Stream, other: Stream) -> bool:
+    """Whether two streams hold the same values at the same times."""
+    if not (np.array_equal(one.times, other.times) and np.array_equal(one.features, other.features)):
+        return False
+    pairs = zip(vars(one.summary).values(), vars(other.summary).values(), strict=True)
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 def _some(tally: Tally, source: str) -> None:

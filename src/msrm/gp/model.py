@@ -4,6 +4,7 @@ This module turns constructor arguments into a :class:`~msrm.gp.parameters.Speci
 :class:`~msrm.gp.likelihood.Likelihood`, and evaluates both at any point. The fit is :mod:`msrm.gp.map`.
 """
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -331,7 +332,11 @@ def _check_choices(model: GPDensity) -> None:
     if model.likelihood not in LIKELIHOODS:
         raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, found {model.likelihood!r}.")
     if not isinstance(model.priors, Priors):
-        raise TypeError(f"priors must be Priors(...), found {model.priors!r}.")
+        known = ", ".join(inspect.signature(Priors).parameters)
+        raise TypeError(
+            f"priors must be msrm.Priors({known}), each by name, such as priors=msrm.Priors(loading_sd=0.5); found "
+            f"{model.priors!r}."
+        )
     if model.smoothness not in _MATERNS:
         raise ValueError(f"smoothness must be 0.5, 1.5 or 2.5 (Matern order), found {model.smoothness!r}.")
     if not model.likelihood_tolerance > 0.0:

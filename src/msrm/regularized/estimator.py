@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from msrm import archive
-from msrm.estimator import Estimator
+from msrm.asking import check_factors
+from msrm.estimator import Estimator, NotFittedError
 from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
 from msrm.regularized import labelled, prediction
@@ -29,10 +30,6 @@ _PENALTIES = ("loading_ridge", "latent_ridge", "roughness")
 
 class ConvergenceWarning(UserWarning):
     """A fit ended before it was stationary; `stop_reason_` says why."""
-
-
-class NotFittedError(ValueError, AttributeError):
-    """A fitted quantity was asked for before `fit`."""
 
 
 class RMSRM(Estimator):
@@ -191,6 +188,7 @@ class RMSRM(Estimator):
         """
         if not isinstance(recording, Recording):
             raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
+        check_factors(self.n_factors, recording)
         params, results = self.get_params(), None
         chosen = {name: params[name] for name in _PENALTIES}
         if not (isinstance(self.penalties, str) and self.penalties == "given"):
