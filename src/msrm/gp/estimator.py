@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import archive
-from msrm.asking import Targets, Times, chosen_pairs
+from msrm.asking import Targets, Times, check_factors, chosen_pairs
 from msrm.gp import prediction
 from msrm.gp.backends import Choice
 from msrm.gp.calibration import calibrated, raw_parameters
@@ -98,6 +98,7 @@ class GPMSRM(GPDensity):
         if not isinstance(recording, Recording):
             raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
         self.specification  # noqa: B018 - refuses bad arguments before any data is read
+        check_factors(self.n_factors, recording)
         _check_variation(recording)
         standardization = self.standardization(recording)
         likelihood, choice = self.prepared(recording, reduce=True, standardization=standardization)
