@@ -86,9 +86,12 @@ def test_the_reported_error_bounds_the_distance_to_dense(sharp):
         assert abs(at(backend) - value) <= 2.0 * tolerance
         assert error.log_likelihood == pytest.approx(at(backend), abs=1e-9)
         assert measured_error(backend, at).error <= tolerance
-    assert isinstance(backend, Extrapolated)
+    assert backend.moments > 0
     single, _ = resolved(backend, at, 0.02, extrapolate=False)
+    assert single.moments == 0
     assert single.step < backend.step
+    pair = Extrapolated(*(likelihood.backend.at_step(step) for step in (0.45, 0.3)))
+    assert abs(at(pair) - value) <= 2.0 * measured_error(pair, at).error
 
 
 @pytest.mark.parametrize("matern", [Matern12(), Matern32(), Matern52()])

@@ -126,7 +126,7 @@ def test_reference_log_density_and_gradient(reference, row, backend):
     for name, expected in given["log_likelihood_gradient"].items():
         largest = np.abs(expected).max()
         np.testing.assert_allclose(
-            gradient[name], expected, atol=(1e-7 if backend == "dense" else 0.05) * largest + 1e-6, err_msg=name
+            gradient[name], expected, atol=(1e-7 if backend == "dense" else 0.1) * largest + 1e-6, err_msg=name
         )
     # The peer cuts one loading to be positive at K = 1: its prior is log 2 higher there.
     peer = given["log_prior"] - (np.log(2.0) if given["n_factors"] == 1 else 0.0)

@@ -8,7 +8,7 @@ from gp_oracles import IMPULSE, finite_difference, functional_covariance, gaussi
 
 from msrm.gp.chain import chain_of
 from msrm.gp.refinement import measured_error, resolved
-from msrm.gp.statespace import StateSpace, covering_grid, identity_period
+from msrm.gp.statespace import StateSpace, covering_grid, filtered_period, identity_period
 from msrm.latent_grid import Matern12, Matern32, Matern52
 from msrm.nodes import GroupStatistics, NodeGroup
 from msrm.responses import Free, Gaussian, Identity
@@ -250,6 +250,45 @@ def test_refinement_stops_at_the_coarsest_spacing_within_the_tolerance():
     assert steps == sorted(steps, reverse=True)
     assert steps[0] == pytest.approx(0.9)
     assert steps[-1] < 0.3
+
+
+@pytest.mark.parametrize("shifts", [(0.0,), SCANNERS])
+def test_refinement_with_moments_reports_the_error_and_keeps_what_it_found(shifts):
+    groups, statistics = problem(3, 1, shifts=shifts)
+    exact = dense_log_evidence(groups, statistics, 1.5, LENGTH_SCALE)
+
+    def value(backend) -> float:
+        return backend.evidence("run", VALUES, LENGTH_SCALE, statistics, False).log_evidence
+
+    for tolerance in (0.05, 1e-4):
+        plain = StateSpace.on({"run": groups}, 3, 0.9)
+        backend, error = resolved(plain, value, tolerance, extrapolate=True)
+        assert error.error <= tolerance
+        assert backend.moments > 0
+        assert backend.residual == backend.off_grid[0]
+        assert abs(value(backend) - exact) <= 2.0 * error.error + 1e-7
+        assert measured_error(backend, value).error == pytest.approx(error.error, rel=0.5)
+        again, _ = resolved(backend, value, tolerance, extrapolate=True)
+        assert (again.step, again.moments) == (backend.step, backend.moments)
+        columns = (2 + backend.moments) / backend.step
+        assert columns < 2 / resolved(plain, value, tolerance, extrapolate=False)[0].step
+
+
+def test_filtered_clocks_have_a_common_period():
+    def period(*clocks: np.ndarray) -> float | None:
+        response = Gaussian(width=0.6, lag=0.0)
+        return filtered_period({"run": {str(i): NodeGroup(str(i), times, response) for i, times in enumerate(clocks)}})
+
+    assert period(np.arange(0.0, 50.0, 1.2), np.arange(3.1, 90.0, 1.5)) == pytest.approx(0.3, rel=1e-12)
+    assert period(np.array([0.0, 0.7, 2.1, 2.8])) == pytest.approx(0.7)
+    assert period(np.arange(0.0, 50.0, 1.2), np.arange(0.0, 50.0, np.sqrt(2.0))) is None
+    assert period(np.sort(np.random.default_rng(0).uniform(0.0, 9.0, 20))) is None
+    assert period() is None
+    groups, _ = problem(1, 1, shifts=SCANNERS)
+    regular = {name: group for name, group in groups.items() if name != "rating"}
+    backend = StateSpace.on({"run": regular}, 1, 0.9)
+    assert backend.at_step(0.7).step == 0.7
+    assert backend.with_moments(1).at_step(0.8).step == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("size", "distinct"), [(1, 1), (2, 5)])

@@ -65,8 +65,8 @@ class GPMSRM(GPDensity):
     starts_ : tuple of StartRecord
     at_bounds_ : tuple of str
     backend_ : dict
-        Name, reason, grid spacing in seconds, that of the coarser grid where two are combined, modalities with
-        residual variances.
+        Name, reason, grid spacing in seconds, that of the coarser grid where two are combined, moments of a cell
+        where it has any, modalities with residual variances.
     recording_digest_ : str
     """
     )
@@ -377,6 +377,7 @@ class GPMSRM(GPDensity):
         self.starts_: tuple[StartRecord, ...] = result.starts
         step = float(getattr(backend, "step", np.nan))
         coarse_step = float(getattr(backend, "coarse_step", np.nan))
+        moments = int(getattr(backend, "moments", 0))
         residual = frozenset(getattr(backend, "residual", frozenset()))
         self.backend_ = {
             "name": choice.name,
@@ -388,6 +389,8 @@ class GPMSRM(GPDensity):
         }
         if np.isfinite(coarse_step):
             self.backend_["coarse_step"] = coarse_step
+        if moments:
+            self.backend_["moments"] = moments
         self._describe(
             FittedGP(
                 likelihood.specification,
@@ -395,6 +398,7 @@ class GPMSRM(GPDensity):
                 choice.name,
                 step,
                 coarse_step,
+                moments,
                 residual,
                 {pair.key: recording.features(*pair.key) for pair in likelihood.nodes.pairs},
                 standardization,

@@ -20,6 +20,7 @@ from msrm.gp.terms import OrnsteinUhlenbeck, Residual
 from msrm.nodes import GroupStatistics, NodeGroup
 from msrm.responses import Response
 
+_FINER_STEP = 1.0 / 3.0  # of a first spacing: where predictions of fits with moments are made
 FEATURE_KINDS = ("loading", "offset", "run_offset")  # parameters with a value for every feature
 
 
@@ -62,6 +63,8 @@ class FittedGP:
         Grid spacing of the fit, seconds; NaN for an exact backend.
     coarse_step : float
         Spacing of the coarser grid that the fit's likelihood was extrapolated with; NaN without one.
+    moments : int
+        Of each grid cell, in the fit's likelihood.
     residual : frozenset of str
         Modalities whose residual variances the fit used.
     features : {(participant, modality): (feature,) of str}
@@ -79,6 +82,7 @@ class FittedGP:
     backend: str
     step: float
     coarse_step: float
+    moments: int
     residual: frozenset[str]
     features: dict[Key, np.ndarray]
     standardization: dict[Key, Standardization]
@@ -133,7 +137,10 @@ class FittedGP:
         groups: Mapping[str, Mapping[str, NodeGroup]],
         reach: Mapping[str, tuple[float, float]] | None = None,
     ) -> LatentBackend:
-        """The fit's backend for other nodes, at the fit's spacing, its latent over ``reach`` (seconds) by run."""
+        """The fit's backend for other nodes, its latent over ``reach`` (seconds) by run.
+
+        At the fit's spacing; finer where moments let that be coarse, since functionals that share a cell are asked for.
+        """
         chosen = select_likelihood(
             self.backend,
             groups,
@@ -144,7 +151,8 @@ class FittedGP:
         ).backend
         if not isinstance(chosen, StateSpace):
             return chosen
-        finer = replace(chosen.at_step(self.step), reach=reach or {})
+        step = _FINER_STEP * chosen.step if self.moments else self.step
+        finer = replace(chosen.at_step(step), reach=reach or {})
         identity, filtered = finer.off_grid
         return finer.with_residual(identity | (self.residual & filtered))
 

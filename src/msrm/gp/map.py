@@ -320,7 +320,7 @@ def _value_on(likelihood: Likelihood, parameters: Parameters, backend: Backend) 
 
 
 def _same_grid(first: Backend, second: Backend) -> bool:
-    facts = "step", "coarse_step", "residual", "bridged"
+    facts = "step", "coarse_step", "residual", "moments"
     return all(getattr(first, name, None) == getattr(second, name, None) for name in facts)
 
 

@@ -5,6 +5,9 @@ two spacings give its limit by Richardson's extrapolation, and the difference fr
 coarse spacings is itself a likelihood (:mod:`msrm.gp.extrapolation`), often the cheapest of a given error; its error is
 its distance from the limit that a third, finer spacing gives.
 Whether residual variances help is a choice by the same measure, made once per backend.
+
+With moments of its cells (:mod:`msrm.latent_grid`) a grid converges as ``step^(2 (dimension + moments))``, too fast to
+extrapolate: its error is the distance from a finer grid with one moment more.
 """
 
 from collections.abc import Callable
@@ -15,7 +18,7 @@ import numpy as np
 
 from msrm.gp.extrapolation import Extrapolated, extrapolation_weight
 from msrm.gp.statespace import StateSpace
-from msrm.latent_grid import Matern
+from msrm.latent_grid import MOST_MOMENTS, Matern
 from msrm.nodes import Backend
 
 _ROUNDS = 12  # more mean that the likelihood does not converge
@@ -23,6 +26,10 @@ _FINER = 0.8  # the least step from one spacing to the next
 _MARGIN = 0.8  # share of the tolerance aimed at, so that the next measurement lies below it
 _RESIDUAL_COST = 1.5  # time of an evaluation with residual variances of filtered nodes, over one without
 _STEP_POWER = 2.5  # measured growth of the time with 1 / step
+_MOMENTS = (1, 2, 3, 4)  # of a cell that are tried
+_LIMIT_MOMENTS = 3  # at the first spacing: far more precise than what is tried
+_COARSEST = 2.0  # spacing with moments, over the first one: beyond it supports are cut into too few cells
+_CHECK = 1.5  # least ratio of a spacing with moments to that which shows its error
 _PAIR_RATIO = 1.4  # least ratio of two spacings combined: closer ones magnify what is not of the leading order
 
 
@@ -30,9 +37,20 @@ _PAIR_RATIO = 1.4  # least ratio of two spacings combined: closer ones magnify w
 class GridBackend(Backend, Protocol):
     """A backend on a latent grid."""
 
-    step: float
-    matern: Matern
-    residual: frozenset[str]
+    @property
+    def step(self) -> float:
+        """Spacing, seconds."""
+        ...
+
+    @property
+    def matern(self) -> Matern:
+        """The factors' process."""
+        ...
+
+    @property
+    def residual(self) -> frozenset[str]:
+        """Modalities with residual variances in use."""
+        ...
 
     def at_step(self, step: float) -> "GridBackend":
         """The same at the largest spacing up to ``step`` that suits the clocks; half a spacing always does."""
@@ -83,6 +101,8 @@ def measured_error(backend: Backend, value: Callable[[Backend], float]) -> Likel
     """
     if isinstance(backend, Extrapolated):
         return _Series(backend.coarse, value).extrapolated(backend.coarse.step, backend.fine.step)
+    if isinstance(backend, StateSpace) and backend.moments:
+        return _Moments(backend, value).measured(backend.step, backend.moments)
     if not isinstance(backend, GridBackend):
         exact = value(backend)
         return LikelihoodError(exact, exact, 0.0)
@@ -92,7 +112,7 @@ def measured_error(backend: Backend, value: Callable[[Backend], float]) -> Likel
 def resolved(
     backend: Backend, value: Callable[[Backend], float], tolerance: float, *, extrapolate: bool
 ) -> tuple[Backend, LikelihoodError]:
-    """The cheapest spacing or pair of spacings, and the use of residual variances, whose error is within a tolerance.
+    """The cheapest grid whose error is within a tolerance: spacing, moments, residual variances, or two combined.
 
     Parameters
     ----------
@@ -103,7 +123,7 @@ def resolved(
     tolerance : float
         Nats.
     extrapolate : bool
-        Consider two grids combined; samplers need the one model that a single grid is.
+        Consider two grids combined, and moments; samplers need the one model that a grid of states is.
 
     Returns
     -------
@@ -114,6 +134,31 @@ def resolved(
         backend = backend.coarse
     if not isinstance(backend, GridBackend):
         return backend, measured_error(backend, value)
+    if not isinstance(backend, StateSpace):
+        return _of_states(backend, value, tolerance)
+    moments = _Moments(backend, value)
+    if not extrapolate:
+        return _of_states(moments.states, value, tolerance)
+    chosen = moments.cheapest(tolerance)
+    if chosen is None:
+        return _of_states(moments.states, value, tolerance, pairs=True)
+    cost, first = moments.cost(*chosen), moments.states.step
+    if moments.given.step != chosen[0] and cost > first**-_STEP_POWER + (first / _PAIR_RATIO) ** -_STEP_POWER:
+        found, error = _of_states(moments.states, value, tolerance, pairs=True, most=cost)
+        if error.error <= tolerance:
+            return found, error
+    return moments.backend_at(*chosen), moments.measured(*chosen)
+
+
+def _of_states(
+    backend: GridBackend,
+    value: Callable[[Backend], float],
+    tolerance: float,
+    *,
+    pairs: bool = False,
+    most: float = np.inf,
+) -> tuple[Backend, LikelihoodError]:
+    """:func:`resolved` without moments, as far as an evaluation costs no more than ``most``."""
     identity, filtered = backend.off_grid
     plain = _Series(backend.with_residual(identity), value)
     found = plain.measured(backend.step)
@@ -126,15 +171,86 @@ def resolved(
         if _RESIDUAL_COST * other.cost(tolerance) < plain.cost(tolerance):
             series = other
     found = series.measured(backend.step)
-    if extrapolate and isinstance(series.backend, StateSpace):
-        pair = series.cheapest_pair(backend.step, tolerance)
+    if pairs:
+        pair = series.cheapest_pair(backend.step, tolerance, most)
         if pair is not None:
-            return Extrapolated(*map(series.backend.at_step, pair)), series.extrapolated(*pair)
+            coarse, fine = map(series.backend.at_step, pair)
+            assert isinstance(coarse, StateSpace)
+            assert isinstance(fine, StateSpace)
+            return Extrapolated(coarse, fine), series.extrapolated(*pair)
     for _ in range(_ROUNDS):
-        if found.error <= tolerance:
+        step = min(series.needed(tolerance), _FINER * found.step)
+        if found.error <= tolerance or step**-_STEP_POWER > most:
             break
-        found = series.measured(min(series.needed(tolerance), _FINER * found.step))
+        found = series.measured(step)
     return series.backend.at_step(found.step), found
+
+
+class _Moments:
+    """Log likelihoods of one backend at several spacings with several moments.
+
+    A backend that has moments already is where the search ends if its error is within the tolerance.
+    """
+
+    def __init__(self, backend: StateSpace, value: Callable[[Backend], float]) -> None:
+        self.given, self.value = backend, value
+        first = backend.at_step(backend.step / _COARSEST) if backend.moments else backend
+        self.states = first.with_moments(0)
+        self.values: dict[tuple[float, int], float] = {}
+
+    def backend_at(self, step: float, moments: int) -> StateSpace:
+        """The backend with residual variances where Identity needs them, and where they are used already."""
+        made = self.states.with_moments(moments).at_step(step)
+        identity, filtered = made.off_grid
+        return made.with_residual(identity | (self.given.residual & filtered))
+
+    def at(self, step: float, moments: int) -> float:
+        made = self.backend_at(step, moments)
+        key = made.step, moments
+        if key not in self.values:
+            self.values[key] = self.value(made)
+        return self.values[key]
+
+    def measured(self, step: float, moments: int) -> LikelihoodError:
+        """The error at a spacing, from a finer grid with more moments."""
+        step, here = self.backend_at(step, moments).step, self.at(step, moments)
+        more = min(moments + 1, MOST_MOMENTS)
+        finer = [key for key in self.values if _CHECK * key[0] <= step * (1.0 + 1e-9) and key[1] >= more]
+        key = min(finer) if finer else (step / _CHECK, more)
+        return LikelihoodError(here, self.at(*key), step)
+
+    def cost(self, step: float, moments: int) -> float:
+        """Time of an evaluation, up to the factor of :meth:`_Series.cost`: columns a second to a power."""
+        columns = 1.0 + moments / self.states.matern.dimension
+        return (columns / self.backend_at(step, moments).step) ** _STEP_POWER
+
+    def cheapest(self, tolerance: float) -> tuple[float, int] | None:
+        """The spacing and moments of least cost within the tolerance; None where no error is finite or small enough."""
+        if self.given.moments:
+            held = self.given.step, self.given.moments
+            if self.measured(*held).error <= tolerance:
+                return held
+        limit = self.at(self.states.step, _LIMIT_MOMENTS)
+        if not np.isfinite(limit):
+            return None
+        coarsest = _COARSEST * self.states.step
+        needed: dict[int, float] = {}
+        for moments in _MOMENTS:
+            if needed and self.cost(coarsest, moments) >= min(self.cost(needed[k], k) for k in needed):
+                break
+            needed[moments] = self._needed(coarsest, moments, abs(self.at(coarsest, moments) - limit), tolerance)
+        for _ in range(_ROUNDS):
+            moments = min(needed, key=lambda k: self.cost(needed[k], k))
+            found = self.measured(needed[moments], moments)
+            if found.error <= tolerance:
+                return needed[moments], moments
+            needed[moments] = self._needed(found.step, moments, found.error, tolerance, _FINER)
+        return None
+
+    def _needed(self, step: float, moments: int, error: float, tolerance: float, most: float = 1.0) -> float:
+        """The spacing at which the error should be within the tolerance, from that at another."""
+        order = 2 * (self.states.matern.dimension + moments)
+        return step * min((_MARGIN * tolerance / max(error, 1e-12)) ** (1.0 / order), most)
 
 
 class _Series:
@@ -175,12 +291,12 @@ class _Series:
             self.at(_FINER * fine)
         return LikelihoodError(self.combined(coarse, fine), self.limit(), fine)
 
-    def cheapest_pair(self, step: float, tolerance: float) -> tuple[float, float] | None:
-        """Two spacings whose combination is within the tolerance and cheaper than one spacing that is."""
+    def cheapest_pair(self, step: float, tolerance: float, most: float) -> tuple[float, float] | None:
+        """Two spacings whose combination is within the tolerance, cheaper than one that is and than ``most``."""
         coarse = self.at(step)[0]
         while True:
             fine = self.at(coarse / _PAIR_RATIO)[0]
-            if coarse**-_STEP_POWER + fine**-_STEP_POWER >= self.cost(tolerance):
+            if coarse**-_STEP_POWER + fine**-_STEP_POWER >= min(self.cost(tolerance), most):
                 return None
             if self.extrapolated(coarse, fine).error <= _MARGIN * tolerance:
                 return coarse, fine

@@ -20,9 +20,10 @@ from msrm.gp.posterior import Posterior
 from msrm.latent_grid import MOST_MOMENTS, GridPrior, Matern, Matern32, UniformGrid, functionals
 from msrm.nodes import Evidence, GroupStatistics, NodeGroup
 
-__all__ = ["Posterior", "StateSpace", "covering_grid", "identity_period"]
+__all__ = ["Posterior", "StateSpace", "covering_grid", "filtered_period", "identity_period"]
 
 Values = Mapping[str, Mapping[str, float]]
+_PARTS = 16  # of the shortest interval: clocks without a longer common one are left alone
 _ON_GRID = 1e-6  # of a step: clocks given in decimals miss grid points by rounding
 
 
@@ -76,8 +77,13 @@ class StateSpace:
         return made.with_residual(made.off_grid[0])
 
     def at_step(self, step: float) -> "StateSpace":
-        """The same at the largest spacing up to ``step`` that puts a regular Identity clock on grid points."""
+        """The same at the largest spacing up to ``step`` that puts a regular Identity clock on grid points.
+
+        With moments and without such a clock, rows of the other clocks then fall on few places of a cell.
+        """
         period = identity_period(self.groups)
+        if period is None and self.moments:
+            period = filtered_period(self.groups)
         if period is not None:
             step = period * np.floor(step / period + 1e-9) if step >= period else period / np.ceil(period / step - 1e-9)
         return replace(self, step=float(step))
@@ -176,6 +182,26 @@ def identity_period(groups: Mapping[str, Mapping[str, NodeGroup]]) -> float | No
     multiples = np.round(every / period)
     period = float(every.sum() / multiples.sum())
     return period if np.all(np.abs(every - multiples * period) < _ON_GRID * period) else None
+
+
+def filtered_period(groups: Mapping[str, Mapping[str, NodeGroup]]) -> float | None:
+    """The largest interval of which those between the filtered nodes of a stream are multiples, None without one."""
+    every = [
+        np.diff(group.times) for run in groups.values() for group in run.values() if not group.response.is_identity
+    ]
+    intervals = np.concatenate([*every, np.zeros(0)])
+    if not len(intervals):
+        return None
+    # Euclid's algorithm on all of them; clocks given in decimals leave zeros by rounding.
+    least, left = float(intervals.min()) / _PARTS, np.unique(np.round(intervals, 9))
+    while len(left) > 1:
+        period = float(left[0])
+        rest = np.abs(left - period * np.round(left / period))
+        rest = rest[rest > _ON_GRID * least]
+        if np.any(rest < least):
+            return None
+        left = np.unique(np.append(np.round(rest, 9), period))
+    return float(intervals.sum() / np.round(intervals / left[0]).sum())
 
 
 def covering_grid(

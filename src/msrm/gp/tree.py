@@ -21,6 +21,7 @@ def fitted_tree(model: GPDensity, fitted: FittedGP) -> dict[str, xr.Dataset]:
             "backend": fitted.backend,
             "step": fitted.step,
             "coarse_step": fitted.coarse_step,
+            "moments": fitted.moments,
             "residual": sorted(fitted.residual),
             "edges": fitted.edges,
         }
@@ -78,6 +79,7 @@ def fitted_from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], FittedGP]:
         str(attrs["backend"]),
         float(attrs["step"]),
         float(attrs["coarse_step"]),
+        int(attrs["moments"]),
         frozenset(attrs["residual"]),
         features,
         standardization,
