@@ -1,5 +1,6 @@
 """What may be asked of a fit, checked: targets by participant, sources, times by run (DESIGN 5, 9)."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,17 +54,20 @@ def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) 
 
 
 def check_factors(n_factors: Any, recording: Recording) -> None:
-    """Refuse more factors than all streams together have features: data cannot tell them apart.
+    """Warn of more factors than all streams together have features: penalties or priors alone tell them apart.
 
-    Raises
-    ------
-    ValueError
+    Warns
+    -----
+    UserWarning
         With the number of features.
     """
     total = sum(len(recording.features(*pair)) for pair in recording.pairs)
     if isinstance(n_factors, int | np.integer) and n_factors > total:
-        raise ValueError(
-            f"n_factors={n_factors} exceeds the {total} features of all participants and modalities; ask for fewer."
+        warnings.warn(
+            f"n_factors={n_factors} exceeds the {total} features of all participants and modalities: the data cannot "
+            "tell so many factors apart. Ask for fewer.",
+            UserWarning,
+            stacklevel=3,
         )
 
 

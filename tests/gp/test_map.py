@@ -368,6 +368,7 @@ def test_another_basin_within_ten_nats_draws_a_warning():
     assert model.converged_
 
 
+@pytest.mark.filterwarnings("ignore:n_factors=3 exceeds:UserWarning")
 def test_one_factor_and_tiny_recordings():
     times = np.arange(20.0)
     values = np.sin(times / 3.0)[:, None] * [1.0, 0.5] + 0.2 * np.random.default_rng(1).standard_normal((20, 2))
