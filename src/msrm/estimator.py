@@ -13,6 +13,9 @@ class Estimator:
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is not there: says to fit first where a fit would set it."""
+        own = inspect.getattr_static(type(self), name, None)
+        if isinstance(own, property) and own.fget is not None:
+            return own.fget(self)  # raises again what led here
         kind = type(self).__name__
         learned = name.endswith("_") and not name.startswith("_")
         if learned and not any(known.endswith("_") for known in self.__dict__):
