@@ -16,7 +16,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from msrm import runtime
-from msrm.runtime import doctor, probe, warn
+from msrm.runtime import doctor, facts, probe, warn
 from msrm.runtime.blas import blas_libraries, blas_threads
 from msrm.runtime.threads import in_threads
 
@@ -219,6 +219,11 @@ class TestDescribe:
         assert runtime.nvidia_gpus(tmp_path) == []
         assert runtime.nvidia_gpus(write(tmp_path, {"dev/nvidia0": "", "dev/nvidiactl": ""})) == ["NVIDIA GPU"]
         assert runtime.nvidia_gpus(write(tmp_path, {card: "Model: \t NVIDIA H200\nIRQ: 5\n"})) == ["NVIDIA H200"]
+
+    def test_the_driver_is_told_without_starting_cuda(self, tmp_path):
+        assert facts.nvidia_driver(tmp_path) is None
+        told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12\n"
+        assert facts.nvidia_driver(write(tmp_path, {"proc/driver/nvidia/version": told})) == "580.159.04"
 
     def test_git_outside_a_checkout(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -1,10 +1,16 @@
 """The qualification of DESIGN 7: the same numbers on the CPU and on the GPU, within tolerances set by conditioning."""
 
+import json
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import msrm
 from msrm.gp.blocks import log_evidence
 from msrm.gp.cyclic import Parallel
 from msrm.gp.dense import Dense
@@ -91,8 +97,10 @@ def problem(names, factors, seed=0):
     return {"run": groups}, statistics, values
 
 
-@pytest.mark.parametrize("factors", [1, 3, 5])
-@pytest.mark.parametrize("family", list(FAMILIES)[1:])
+CASES = [(family, 3) for family in list(FAMILIES)[1:]] + [("gaussian", 1), ("gaussian", 5)]
+
+
+@pytest.mark.parametrize(("family", "factors"), CASES)
 @pytest.mark.parametrize("likelihood", ["dense", "statespace"])
 def test_evidence_and_gradient(both, report, likelihood, family, factors):
     groups, statistics, values = problem(("identity", family), factors)
@@ -150,3 +158,39 @@ def test_second_derivatives(both, report):
 
     one, other = both(lambda: jax.jit(jax.hessian(along))(jnp.asarray([0.1, 0.05, 1.0])))
     close(report, "Hessian of the block log evidence", one, other, 1e-8)
+
+
+READ = """
+import json, sys
+import msrm
+fit = msrm.open_fit(sys.argv[1])
+mean = fit.infer_latent()["run-1"]["mean"].values
+print(json.dumps([fit.backend_["device"], fit.objective_, mean.ravel().tolist()]))
+"""
+
+
+def test_map_endpoints_and_archives(both, report, tmp_path):
+    """The same optimum on both, and the card's archive read where JAX sees no card."""
+    if jax.default_backend() == "cpu":
+        pytest.skip("JAX runs on the CPU")
+    recording, _ = msrm.simulate(features=6, seconds=40.0, factors=1)
+    lag = msrm.Free(0.2, bounds=(-1.5, 1.5), prior=msrm.Normal(0.3, 0.5))
+    responses = {name: msrm.Identity() for name in recording.modalities} | {"rating": msrm.Gaussian(width=0.6, lag=lag)}
+    fits = {
+        device: msrm.GPMSRM(1, responses, likelihood="statespace", device=device, n_starts=1, tol=1e-8).fit(recording)
+        for device in ("cpu", "cuda")
+    }
+    # Both stop within the Newton decrement of one optimum, on grids within one tolerance of the likelihood's limit.
+    one, other = (fits[device].objective_ for device in ("cpu", "cuda"))
+    difference = abs(one - other)
+    report["MAP objective, nats"] = {"difference": difference, "tolerance": 0.1}
+    assert difference < 0.1
+    assert fits["cuda"].backend_["device"] == "cuda"
+    assert fits["cuda"].converged_
+    path = fits["cuda"].save(tmp_path / "fit.nc")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", READ, str(path)]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    device, objective, mean = json.loads(answer.stdout.splitlines()[-1])
+    assert (device, objective) == ("cuda", other)
+    np.testing.assert_array_equal(mean, fits["cuda"].infer_latent()["run-1"]["mean"].values.ravel())

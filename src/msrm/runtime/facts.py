@@ -7,6 +7,7 @@ child process (`msrm.runtime.probe`) when asked for.
 
 import os
 import platform
+import re
 import subprocess
 from functools import cache
 from importlib import metadata
@@ -17,7 +18,7 @@ from msrm.runtime.blas import blas_libraries
 from msrm.runtime.cores import affinity_cores, available_cores, cgroup_cores
 from msrm.runtime.probe import jax_facts, probe_jax
 
-__all__ = ["THREAD_VARIABLES", "describe", "nvidia_gpus"]
+__all__ = ["THREAD_VARIABLES", "describe", "nvidia_driver", "nvidia_gpus"]
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -70,9 +71,9 @@ def describe(*, probe: bool = False) -> dict[str, Any]:
         ``platform``, ``processor``, ``python``, ``versions`` {package: version}, ``dtype``, ``cores``
         {available, affinity, quota}, ``blas`` [{library, version, architecture, threads, layer, file}],
         ``environment`` {variable: value} of everything that sets threads, precision or devices, ``gpus`` (names of
-        NVIDIA cards the system shows), ``jax`` (None when not in use, else {platform, devices, x64,
-        matmul_precision, ...}), ``xla_threads`` (None when JAX is not in use) and ``git`` {package, working_folder},
-        each {commit, modified} or None. Every value is plain (JSON).
+        NVIDIA cards the system shows), ``driver`` (NVIDIA's version or None), ``jax`` (None when not in use, else
+        {platform, devices, x64, matmul_precision, ...}), ``xla_threads`` (None when JAX is not in use) and ``git``
+        {package, working_folder}, each {commit, modified} or None. Every value is plain (JSON).
 
     Examples
     --------
@@ -90,6 +91,7 @@ def describe(*, probe: bool = False) -> dict[str, Any]:
         "blas": [_library(library) for library in blas_libraries()],
         "environment": {name: os.environ[name] for name in THREAD_VARIABLES + _JAX_VARIABLES if name in os.environ},
         "gpus": nvidia_gpus(),
+        "driver": nvidia_driver(),
         "jax": jax,
         "xla_threads": None if jax is None else int(os.environ.get("NPROC", affinity_cores())),
         "git": {"package": _package_git(), "working_folder": _git(Path.cwd())},
@@ -116,6 +118,16 @@ def nvidia_gpus(root: Path = Path("/")) -> list[str]:
         models.append(lines.get("Model", "NVIDIA").strip())
     # Containers and Windows' Linux layer show a device file and no driver folder.
     return models or ["NVIDIA GPU" for _ in sorted((root / "dev").glob("nvidia[0-9]*"))]
+
+
+def nvidia_driver(root: Path = Path("/")) -> str | None:
+    """Version of the NVIDIA driver that is loaded, None without one."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return None if found is None else found[1]
 
 
 def _library(library: Any) -> dict[str, Any]:
