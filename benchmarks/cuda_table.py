@@ -1,0 +1,108 @@
+"""Render the figures of a GPU into docs/cuda.md, between its markers.
+
+python benchmarks/cuda_table.py            # benchmarks/qualification.json and cuda.json into docs/cuda.md
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "cuda.md"
+TARGETS = {  # milliseconds for a value and gradient, by the figure's name
+    "features 360, 1 x, step 0.45": 5.0,
+    "features 3600, 1 x, step 0.45": 5.0,
+    "features 360, 2 x, step 0.6 and 0.9": 7.0,
+    "features 360, 4 x, step 0.45 and 0.9": 10.0,
+    "features 360, 32 x, step 0.36 and 0.6": 60.0,
+}
+
+
+def qualification(report: dict[str, Any]) -> str:
+    """Largest difference of each kind of quantity beside its tolerance."""
+    worst: dict[tuple[str, float], tuple[float, int]] = {}
+    for name, one in report["differences"].items():
+        kind = re.sub(r"(,? ?order \d+|K = \d+|\d+ of |, (cpu|gpu)$)", "", name)
+        kind = re.sub(r"^(dense|statespace), [^:]*: ", r"\1: ", kind)
+        kind = re.sub(r"(mean|second moment) of .*", r"\1 of nodes", re.sub(r"^blocks [^:]*:", "blocks:", kind))
+        key = kind.strip(" ,"), 0.0 if "backward" in kind else one["tolerance"]
+        largest, count = worst.get(key, (0.0, 0))
+        worst[key] = max(largest, one["difference"]), count + 1
+    lines = ["| quantity | comparisons | largest difference | tolerance |", "| --- | --- | --- | --- |"]
+    for (kind, tolerance), (largest, count) in sorted(worst.items()):
+        told = f"{tolerance:.0e}" if tolerance else "1e-14 n"
+        lines.append(f"| {kind} | {count} | {largest:.1e} | {told} |")
+    runtime = report["runtime"]
+    jax = runtime["jax"] or {}
+    kinds = ", ".join(sorted({device["kind"] for device in jax.get("devices", [])}))
+    made = (
+        f"{kinds}, driver {runtime.get('driver')}, JAX {jax.get('version')}, float64; differences are relative to the "
+    )
+    return f"{made}largest entry.\n\n" + "\n".join(lines)
+
+
+def figures(found: dict[str, Any]) -> str:
+    """Times and targets, misses named."""
+    lines = ["| value and gradient | error, nats | ms | target | compiled in, s |", "| --- | --- | --- | --- | --- |"]
+    for name, one in found.get("likelihood", {}).items():
+        if "gradient" not in one:
+            continue
+        ms, target = one["gradient"]["ms"], TARGETS.get(name)
+        told = "" if target is None else f"{target:g}" + ("" if ms <= target else ", missed")
+        error = one["error_nats"]
+        lines.append(
+            f"| {name} | {error:.3f}{'' if error < 0.05 else ', above 0.05'} | {ms:.1f} | {told} | "
+            f"{one['gradient']['compile_s']:.1f} |"
+        )
+    lines += ["", "| what | figure | target |", "| --- | --- | --- |"]
+    lines += [f"| {what} | {figure} | {target} |" for what, figure, target in _others(found)]
+    return "\n".join(lines)
+
+
+def _others(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    out, dense = [], found.get("dense", {})
+    raw, gradient = (
+        dense.get(f"{n}, dimension 2730", {}).get("ms") for n in ("raw cholesky and inverse", "value and gradient")
+    )
+    if raw and gradient:
+        target = "2 x raw" + ("" if gradient <= 2 * raw else ", missed")
+        out.append(("dense gradient at dimension 2,730", f"{gradient:.1f} ms, raw factorization {raw:.1f} ms", target))
+    cache = found.get("cache", {}).get("first gradient of a process", {})
+    if "first_gradient_s" in cache:
+        first, second = cache["first_gradient_s"], cache["second_start_gradient_s"]
+        out.append(("first gradient of a process", f"{first:.1f} s", "15 s" + ("" if first < 15 else ", missed")))
+        out.append(("the same with a filled cache", f"{second:.1f} s", "2 s" + ("" if second < 2 else ", missed")))
+    for name, one in found.get("gibbs", {}).items():
+        if "least_ess" in one:
+            least = one["least_ess"]["smallest"]
+            figure = (
+                f"{least:.0f} least effective draws of {one['chains']} chains in {one['sampling_s']:.0f} s, "
+                f"{one['ms_a_sweep_of_all_chains']:.1f} ms a sweep of all, {one['dispatches_a_sweep']:.2f} dispatches "
+                f"a sweep, compiled in {one['first_dispatch_with_compilation_s']:.0f} s"
+            )
+            out.append((f"Gibbs, {name}", figure, "1,000 in 60 s" + ("" if least >= 1000 else ", missed")))
+    memory = found.get("memory", {}).get("dense by panels", {})
+    if "largest_order" in memory:
+        out.append(("largest dense order, K times nodes", f"{memory['largest_order']:,}", ""))
+    return out
+
+
+def rendered(page: str, name: str, text: str) -> str:
+    """The page with new text between the markers of a name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    for name, render in (("qualification", qualification), ("cuda", figures)):
+        path = HERE / f"{name}.json"
+        if path.exists():
+            page = rendered(page, name, render(json.loads(path.read_text())))
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
