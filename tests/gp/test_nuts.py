@@ -1,7 +1,13 @@
 """NUTS of GP-MSRM: its density against brute force, its prior against its definition, its draws against Gibbs."""
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -11,8 +17,15 @@ from scipy import stats
 
 import msrm
 from msrm.gp.dense import Dense
+from msrm.gp.gibbs.start import state_of
+from msrm.gp.nuts.chains import STATISTICS, NutsJob, _Chain, run_chain
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.density import Density
+from msrm.gp.nuts.gauge import pivot_rows
+from msrm.gp.nuts.sampler import NutsRun
+from msrm.gp.nuts.settings import NutsSettings
+from msrm.gp.nuts.transforms import Scalars
+from msrm.gp.storage import DrawStore
 
 CASES: dict[str, dict[str, Any]] = {
     "one factor": {"n_factors": 1},
@@ -248,3 +261,197 @@ def test_nuts_and_gibbs_agree(n_factors):
     summary = nuts.summary()
     assert summary.sampler["divergences"] == 0
     assert (summary.sampler["bfmi"] > 0.3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [{"n_factors": 3}, {"n_factors": 2, "missing": 0.2}, {"n_factors": 2, "runs": 2}], ids=str
+)
+def test_nuts_and_gibbs_agree_on_harder_problems(kind):
+    gp, recording = tiny(**kind)
+    gibbs = gp.sample(recording, chains=2, warmup=300, draws=1500, seed=3, n_jobs=1, progress=False)
+    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=100, draws=150, seed=4, progress=False)
+    agree(nuts, gibbs)
+    assert not nuts.tree["sample_stats"]["reached_max_tree_depth"].any()
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        msrm.LogNormal(-0.5, 1.0),
+        msrm.LogNormal(0.3, 0.5).bounded(0.5, 4.0),
+        msrm.LogNormal(0.0, 0.4).bounded(0.7, np.inf),
+        msrm.Normal(0.5, 1.0).bounded(-1.0, 2.0),
+        msrm.Normal(0.5, 1.0).bounded(-np.inf, 1.0),
+        msrm.Normal(0.5, 1.0),
+        msrm.Uniform(-1.0, 3.0),
+    ],
+    ids=str,
+)
+def test_a_scalar_keeps_its_prior_on_the_whole_line(prior):
+    """Probabilities of x are those of the value: quadrature of the transformed density against the prior's cdf."""
+    scalars = Scalars.of([prior])
+    x = np.linspace(-40.0, 40.0, 80001)
+    weights = np.full(len(x), 1e-3)
+    value = np.asarray(jax.vmap(scalars.value)(jnp.asarray(x)[:, None]))[:, 0]
+    logs = jax.vmap(lambda at: (scalars.log_density(scalars.value(at)) + scalars.log_slope(at))[0])
+    density = np.exp(np.asarray(logs(jnp.asarray(x)[:, None])))
+    assert weights @ density == pytest.approx(1.0, abs=1e-7)
+    for at in prior.quantile(np.array([0.1, 0.5, 0.9])):
+        # A step function is integrated to the spacing of the points.
+        inside = value <= at if value[-1] > value[0] else value < at
+        assert weights @ (density * inside) == pytest.approx(float(prior.cdf(at)), abs=1e-3)
+    mean = weights @ (density * value)
+    grid = prior.quantile((np.arange(20000) + 0.5) / 20000)
+    assert mean == pytest.approx(grid.mean(), abs=2e-3 * (1.0 + grid.std()))
+    middle = prior.quantile(np.array([0.3]))
+    np.testing.assert_allclose(np.asarray(scalars.value(jnp.asarray(scalars.coordinate(middle)))), middle, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_pivots_and_null_factors_have_the_law_of_free_loadings():
+    """Rows under NUTS's prior, turned at random, against normal rows: moments of what no rotation touches."""
+    small = problem(n_factors=3, wide=14, skin=False)
+    coordinates = density_of(small).coordinates
+    diagonal, rng, n = coordinates.degrees > 0.0, np.random.default_rng(0), 20000
+    x = coordinates.sd * rng.standard_normal((n, coordinates.size))
+    x[:, diagonal] = np.log(np.sqrt(rng.chisquare(coordinates.degrees[diagonal], (n, diagonal.sum()))))
+    packed, _ = density_of(small).parts(x)
+    priors, size = small.specification.priors, 3
+    pair = next(pair for pair in small.layout.pairs if pair.null_counts.any())
+    own, name = pair.n_coordinates, f"{pair.participant}/{pair.modality}"
+    layout = coordinates.layout
+    loading = packed[:, layout.slices[f"loading/{name}"]].reshape(n, -1, size)
+    offset = packed[:, layout.slices[f"offset/{name}"]]
+    count = int(pair.null_counts.sum())
+    # Entries of W W' among the first rows, the Gram matrix of null loadings by its rotation invariants, and of offsets.
+    products = np.einsum("dik,djk->dij", loading[:, :3], loading[:, :3])
+    free = priors.loading_sd * rng.standard_normal((n, 3, size))
+    null = np.concatenate([loading[:, own:], offset[:, own:, None]], axis=2)
+    grams = null.swapaxes(1, 2) @ null
+    rows = rng.standard_normal((n, count, size + 1)) * np.r_[np.full(size, priors.loading_sd), priors.offset_sd]
+    wanted = rows.swapaxes(1, 2) @ rows
+
+    def invariants_of(gram: np.ndarray) -> np.ndarray:
+        w = gram[:, :size, :size]
+        across = gram[:, :size, size]
+        return np.column_stack(
+            [np.trace(w, axis1=1, axis2=2), np.linalg.det(w), gram[:, size, size], (across**2).sum(1)]
+        )
+
+    pairs = [(products[:, i, j], (free @ free.swapaxes(1, 2))[:, i, j]) for i in range(3) for j in range(i + 1)]
+    pairs += list(zip(invariants_of(grams).T, invariants_of(wanted).T, strict=True))
+    for found, expected in pairs:
+        # Ten comparisons at a thousandth each.
+        assert stats.ks_2samp(found, expected).pvalue > 1e-3
+
+
+def chain_job(gp: Any, recording: Any, folder: Path, **settings: Any) -> tuple[Any, NutsJob]:
+    """A run's store and job, to stop where a test wants."""
+    likelihood, _ = gp.prepared(recording, reduce=True)
+    start = state_of(likelihood.specification, likelihood.nodes, gp.model_.parameters)
+    grid = likelihood.backend.at_step(gp.model_.step)
+    run = NutsRun.of(gp, likelihood, grid, start, settings)
+    store = DrawStore.create(folder, {})
+    return store, run.job(store, chains=2, warmup=6, draws=5, seed=7)
+
+
+def test_an_interrupted_chain_continues_bit_for_bit(tmp_path, monkeypatch):
+    gp, recording = tiny()
+    whole, job = chain_job(gp, recording, tmp_path / "whole")
+    assert run_chain(job, 0) == 5
+    wanted = whole.chain(0).read()
+    parts, again = chain_job(gp, recording, tmp_path / "parts")
+    np.testing.assert_array_equal(again.beginning.points, job.beginning.points)
+    # The same compiled functions: a test of what is stored, not of the compiler.
+    again.__dict__["kernel"] = job.kernel
+    taken = _Chain.take
+    for steps in (3, 5, 2):  # in warm-up, across its end, among draws
+        left = [steps]
+
+        def take(chain: _Chain, state: Any, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            taken(chain, state)
+
+        monkeypatch.setattr(_Chain, "take", take)
+        run_chain(again, 0)
+    monkeypatch.setattr(_Chain, "take", taken)
+    assert run_chain(again, 0) == 5
+    found = parts.chain(0).read()
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert set(STATISTICS) <= found.keys()
+    # The marginal likelihood of a draw, turned as it is stored, is the one recorded with it.
+    state = job.start.from_arrays({name: wanted[name][-1] for name in job.start.arrays()})
+    current = job.kernel.sweeper.start(state)
+    assert current.log_likelihood == pytest.approx(wanted["log_likelihood_marginal"][-1], rel=1e-9)
+
+
+def test_an_interrupt_inside_the_likelihood_uses_nothing_of_the_step(tmp_path, monkeypatch):
+    gp, recording = tiny()
+    store, job = chain_job(gp, recording, tmp_path / "run")
+    host, calls = job.kernel.density.host, [0]
+    value = host.likelihood.value_and_gradient
+
+    def interrupting(self: Any, parameters: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 12:
+            raise KeyboardInterrupt
+        return value(parameters)
+
+    monkeypatch.setattr(type(host.likelihood), "value_and_gradient", interrupting)
+    assert run_chain(job, 0) == 0
+    assert host.interrupted
+    last = store.chain(0).last()
+    assert last is not None
+    assert all(np.isfinite(leaf).all() for leaf in last.state.values() if leaf.dtype.kind == "f")
+
+
+TOGETHER = """
+    import sys
+    sys.path[:0] = [{tests!r}, {above!r}]
+    import numpy as np
+    from test_nuts import tiny
+    gp, recording = tiny()
+    options = dict(sampler="nuts", chains=2, warmup=4, draws=3, seed=3, progress=False)
+    found = [gp.sample(recording, chain_method=method, **options) for method in {methods!r}]
+    for draws in found:
+        assert np.isfinite(draws.posterior["noise"]).all()
+        assert draws.posterior.sizes["chain"] == 2
+    if len(found) == 2:
+        np.testing.assert_array_equal(found[0].posterior["noise"], found[1].posterior["noise"])
+    print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [("vectorized",), ("sequential", "processes")], ids=str)
+def test_chains_together_and_in_processes_do_not_deadlock(methods):
+    """A host callback can block on few cores: a child with a hard limit."""
+    here = Path(__file__).parent
+    script = textwrap.dedent(TOGETHER.format(tests=str(here), above=str(here.parent), methods=methods))
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False)
+    assert child.stdout.strip().endswith("done"), child.stderr[-2000:]
+
+
+def test_unusable_settings_are_refused_at_once(tmp_path):
+    gp, recording = tiny()
+    for settings, error, told in (
+        ({"metric": "full"}, ValueError, "metric must be one of diagonal, dense, found 'full'"),
+        ({"chain_method": "parallel"}, ValueError, "sequential, vectorized, processes"),
+        ({"target_accept": 1.0}, ValueError, "target_accept must lie between 0 and 1"),
+        ({"max_tree_depth": 0}, ValueError, "max_tree_depth must be an integer from 1"),
+        ({"step_size": 0.1}, TypeError, 'step_size: no setting of sampler="nuts", which has metric'),
+    ):
+        with pytest.raises(error, match=told):
+            gp.sample(recording, sampler="nuts", path=tmp_path / "run", progress=False, **settings)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(TypeError, match='metric: no setting of sampler="gibbs"'):
+        gp.sample(recording, metric="dense")
+    with pytest.raises(ValueError, match=r"learn a 1001 x 1001 matrix .* the limit is 1000"):
+        NutsSettings(metric="dense").check_size(1001)
+    with pytest.raises(ValueError, match=r'3 loading rows, one a factor, but the streams have 2\. Use sampler="gibbs"'):
+        pivot_rows({("p", "m"): np.ones((2, 3))}, {("p", "m"): 1.0})
