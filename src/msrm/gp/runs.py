@@ -152,6 +152,7 @@ def sample_runs(
     draws: int = 1000,
     seed: int = 0,
     progress: bool | None = None,
+    **settings: Any,
 ) -> RunDraws:
     """Fit and sample every run, participant or fold of a recording on its own.
 
@@ -178,6 +179,8 @@ def sample_runs(
         Together with a group's data and settings it gives the group's own seed.
     progress : bool, optional
         A bar over groups; by default on a terminal only.
+    **settings
+        Of the sampler, as in :meth:`msrm.GPMSRM.sample`.
 
     Returns
     -------
@@ -197,7 +200,7 @@ def sample_runs(
         raise ValueError(f"by must be one of {', '.join(map(repr, BY))}, found {by!r}.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed, **settings}
     groups = [_Group(name, part, estimator, sampling, folder) for name, part in _parts(recording, by).items()]
     waiting = [group for group in groups if not _is_finished(group, resume=resume)]
     slots: list[int | None] = list(devices) if devices else [None] * worker_count(n_jobs, len(groups))

@@ -1,5 +1,6 @@
 """A GP-MSRM whose fit is a posterior: the MAP and chains from it, for what takes an estimator (``msrm.evaluate``)."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import xarray as xr
@@ -25,6 +26,8 @@ class SampledGPMSRM(Estimator):
         As in :meth:`msrm.GPMSRM.sample`.
     progress : bool, optional
         A bar; by default on a terminal only.
+    settings : dict, optional
+        Of the sampler.
 
     Attributes
     ----------
@@ -50,6 +53,7 @@ class SampledGPMSRM(Estimator):
         seed: int = 0,
         n_jobs: int = -1,
         progress: bool | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.gp = gp
         self.sampler = sampler
@@ -59,12 +63,13 @@ class SampledGPMSRM(Estimator):
         self.seed = seed
         self.n_jobs = n_jobs
         self.progress = progress
+        self.settings = settings
 
     def fit(self, recording: Recording) -> Self:
         """Find the MAP and sample from it; returns itself."""
         self.gp_ = clone(self.gp).fit(recording)
-        options = {name: value for name, value in self.get_params().items() if name != "gp"}
-        self.draws_ = self.gp_.sample(recording, **options)
+        options = {name: value for name, value in self.get_params().items() if name not in ("gp", "settings")}
+        self.draws_ = self.gp_.sample(recording, **options, **(self.settings or {}))
         self.recording_digest_ = self.gp_.recording_digest_
         return self
 
