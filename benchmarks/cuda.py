@@ -269,7 +269,7 @@ def gibbs(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
 
         recording, _ = msrm.simulate(features=features, seconds=60.0 if small else LENGTH)
         begin = time.perf_counter()
-        fit = gp(progress=False, device="cpu").fit(recording)
+        fit = gp(progress=False, device="cpu", n_starts=1).fit(recording)
         likelihood, _ = fit.prepared(recording, reduce=True, standardization=fit.model_.standardization)
         specification, layout = likelihood.specification, likelihood.nodes
         start = state_of(specification, layout, fit.model_.parameters)
