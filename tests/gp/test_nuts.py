@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,25 +347,34 @@ def test_pivots_and_null_factors_have_the_law_of_free_loadings():
         assert stats.ks_2samp(found, expected).pvalue > 1e-3
 
 
-def chain_job(gp: Any, recording: Any, folder: Path, **settings: Any) -> tuple[Any, NutsJob]:
-    """A run's store and job, to stop where a test wants."""
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Any, Any]:
+    """A fit and its recording."""
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def finished(fitted, tmp_path_factory) -> NutsJob:
+    """A chain run to its end, compiled for the tests that run it again."""
+    gp, recording = fitted
     likelihood, _ = gp.prepared(recording, reduce=True)
     start = state_of(likelihood.specification, likelihood.nodes, gp.model_.parameters)
-    grid = likelihood.backend.at_step(gp.model_.step)
-    run = NutsRun.of(gp, likelihood, grid, start, settings)
-    store = DrawStore.create(folder, {})
-    return store, run.job(store, chains=2, warmup=6, draws=5, seed=7)
-
-
-def test_an_interrupted_chain_continues_bit_for_bit(tmp_path, monkeypatch):
-    gp, recording = tiny()
-    whole, job = chain_job(gp, recording, tmp_path / "whole")
+    run = NutsRun.of(gp, likelihood, likelihood.backend.at_step(gp.model_.step), start, NutsSettings())
+    store = DrawStore.create(tmp_path_factory.mktemp("nuts") / "whole", {})
+    job = run.job(store, chains=1, warmup=6, draws=5, seed=7)
     assert run_chain(job, 0) == 5
-    wanted = whole.chain(0).read()
-    parts, again = chain_job(gp, recording, tmp_path / "parts")
-    np.testing.assert_array_equal(again.beginning.points, job.beginning.points)
-    # The same compiled functions: a test of what is stored, not of the compiler.
+    return job
+
+
+def once_more(job: NutsJob, folder: Path) -> NutsJob:
+    """The same run in another folder, by the same compiled functions."""
+    again = replace(job, folder=DrawStore.create(folder, {}).folder)
     again.__dict__["kernel"] = job.kernel
+    return again
+
+
+def test_an_interrupted_chain_continues_bit_for_bit(finished, tmp_path, monkeypatch):
+    wanted, job = DrawStore(finished.folder).chain(0).read(), once_more(finished, tmp_path / "parts")
     taken = _Chain.take
     for steps in (3, 5, 2):  # in warm-up, across its end, among draws
         left = [steps]
@@ -376,23 +386,28 @@ def test_an_interrupted_chain_continues_bit_for_bit(tmp_path, monkeypatch):
             taken(chain, state)
 
         monkeypatch.setattr(_Chain, "take", take)
-        run_chain(again, 0)
+        run_chain(job, 0)
     monkeypatch.setattr(_Chain, "take", taken)
-    assert run_chain(again, 0) == 5
-    found = parts.chain(0).read()
-    assert found.keys() == wanted.keys()
+    assert run_chain(job, 0) == 5
+    found = DrawStore(job.folder).chain(0).read()
+    assert found.keys() == wanted.keys() > set(STATISTICS)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value)
-    assert set(STATISTICS) <= found.keys()
-    # The marginal likelihood of a draw, turned as it is stored, is the one recorded with it.
-    state = job.start.from_arrays({name: wanted[name][-1] for name in job.start.arrays()})
-    current = job.kernel.sweeper.start(state)
-    assert current.log_likelihood == pytest.approx(wanted["log_likelihood_marginal"][-1], rel=1e-9)
 
 
-def test_an_interrupt_inside_the_likelihood_uses_nothing_of_the_step(tmp_path, monkeypatch):
-    gp, recording = tiny()
-    store, job = chain_job(gp, recording, tmp_path / "run")
+def test_a_draw_is_stored_with_its_own_likelihood(finished):
+    draws = DrawStore(finished.folder).chain(0).read()
+    for place in (0, -1):
+        state = finished.start.from_arrays({name: draws[name][place] for name in finished.start.arrays()})
+        # Turned at random since: the likelihood does not see it.
+        found = finished.kernel.sweeper.start(state).log_likelihood
+        assert found == pytest.approx(draws["log_likelihood_marginal"][place], rel=1e-9)
+    size = finished.beginning.coordinates.specification.n_factors
+    assert np.linalg.matrix_rank(draws["rows.0"][0, :, :size]) == size
+
+
+def test_an_interrupt_inside_the_likelihood_uses_nothing_of_the_step(finished, tmp_path, monkeypatch):
+    job = once_more(finished, tmp_path / "run")
     host, calls = job.kernel.density.host, [0]
     value = host.likelihood.value_and_gradient
 
@@ -405,7 +420,8 @@ def test_an_interrupt_inside_the_likelihood_uses_nothing_of_the_step(tmp_path, m
     monkeypatch.setattr(type(host.likelihood), "value_and_gradient", interrupting)
     assert run_chain(job, 0) == 0
     assert host.interrupted
-    last = store.chain(0).last()
+    host.interrupted = False
+    last = DrawStore(job.folder).chain(0).last()
     assert last is not None
     assert all(np.isfinite(leaf).all() for leaf in last.state.values() if leaf.dtype.kind == "f")
 
@@ -437,18 +453,25 @@ def test_chains_together_and_in_processes_do_not_deadlock(methods):
     assert child.stdout.strip().endswith("done"), child.stderr[-2000:]
 
 
-def test_unusable_settings_are_refused_at_once(tmp_path):
-    gp, recording = tiny()
-    for settings, error, told in (
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
         ({"metric": "full"}, ValueError, "metric must be one of diagonal, dense, found 'full'"),
         ({"chain_method": "parallel"}, ValueError, "sequential, vectorized, processes"),
         ({"target_accept": 1.0}, ValueError, "target_accept must lie between 0 and 1"),
         ({"max_tree_depth": 0}, ValueError, "max_tree_depth must be an integer from 1"),
         ({"step_size": 0.1}, TypeError, 'step_size: no setting of sampler="nuts", which has metric'),
-    ):
-        with pytest.raises(error, match=told):
-            gp.sample(recording, sampler="nuts", path=tmp_path / "run", progress=False, **settings)
+    ],
+)
+def test_an_unusable_setting_is_refused_at_once(fitted, tmp_path, settings, error, told):
+    gp, recording = fitted
+    with pytest.raises(error, match=told):
+        gp.sample(recording, sampler="nuts", path=tmp_path / "run", progress=False, **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_the_other_sampler_or_the_size_forbids_is_refused(fitted):
+    gp, recording = fitted
     with pytest.raises(TypeError, match='metric: no setting of sampler="gibbs"'):
         gp.sample(recording, metric="dense")
     with pytest.raises(ValueError, match=r"learn a 1001 x 1001 matrix .* the limit is 1000"):

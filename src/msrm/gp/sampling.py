@@ -5,7 +5,7 @@ A run is bound to its data, settings, versions and device; with a path, a killed
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +28,7 @@ from msrm.gp.gibbs.start import balanced, state_of
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.likelihood import Likelihood
+from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import DrawStore
@@ -103,6 +104,7 @@ def sample(
         On Ctrl-C; the message says where the draws made so far are and how to continue.
     """
     _check(model, recording, sampler, {"chains": chains, "warmup": warmup, "draws": draws}, path, resume)
+    asked = _SETTINGS[sampler](settings)
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
     specification, layout = likelihood.specification, likelihood.nodes
@@ -110,7 +112,7 @@ def sample(
     backend = _grid_backend(likelihood, start, _VARIATION * model.likelihood_tolerance)
     start = balanced(Sweeper(specification, layout, backend), start)
     counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
-    run = SAMPLERS[sampler](model, likelihood, backend, start, settings, counts)
+    run = SAMPLERS[sampler](model, likelihood, backend, start, asked, counts)
     recorded = {"sampler": sampler, **counts, **run.recorded}
     identity = _identity(model, recording, recorded, backend)
     folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
@@ -167,11 +169,9 @@ def _gibbs(
     likelihood: Likelihood,
     grid: StateSpace,
     start: State,
-    settings: dict[str, Any],
+    settings: None,
     counts: Mapping[str, int],
 ) -> Any:
-    if settings:
-        raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs"; NUTS has settings.')
     specification, layout = likelihood.specification, likelihood.nodes
     placement = sweep_placement(model.device, grid, counts, unsupported(specification, layout))
     if placement.platform == "cpu":
@@ -185,7 +185,7 @@ def _nuts(
     likelihood: Likelihood,
     grid: StateSpace,
     start: State,
-    settings: dict[str, Any],
+    settings: NutsSettings,
     counts: Mapping[str, int],
 ) -> Any:
     if model.device == "cpu" and visible_gpus() and not cuda_problem(probe=False):
@@ -196,7 +196,13 @@ def _nuts(
     return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
 
 
-SAMPLERS = {"gibbs": _gibbs, "nuts": _nuts}
+def _no_settings(settings: dict[str, Any]) -> None:
+    if settings:
+        raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs"; NUTS has settings.')
+
+
+SAMPLERS: dict[str, Any] = {"gibbs": _gibbs, "nuts": _nuts}
+_SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {"gibbs": _no_settings, "nuts": NutsSettings.of}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A NUTS run from a fitted model to draws on disk: what `msrm.gp.sampling` calls for ``sampler="nuts"``."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class NutsRun:
 
     @classmethod
     def of(
-        cls, model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: dict[str, Any]
+        cls, model: Any, likelihood: Likelihood, grid: StateSpace, start: State, settings: NutsSettings
     ) -> "NutsRun":
         """The run of a fitted model.
 
@@ -71,30 +71,24 @@ class NutsRun:
         grid : StateSpace
             The fit's, or one within its tolerance.
         start : State
-        settings : {name: value}
-            Of :class:`NutsSettings`.
+        settings : NutsSettings
 
         Raises
         ------
         ValueError
-            For an unusable setting, fewer loading rows than factors, or a dense metric that is too large.
+            For fewer loading rows than factors, or a dense metric that is too large.
         TypeError
-            For an unknown setting, or a prior that NUTS does not know.
+            For a prior that NUTS does not know.
         """
-        unknown = settings.keys() - {field.name for field in fields(NutsSettings)}
-        if unknown:
-            known = ", ".join(field.name for field in fields(NutsSettings))
-            raise TypeError(f'{", ".join(sorted(unknown))}: no setting of sampler="nuts", which has {known}.')
-        asked = NutsSettings(**settings)
         specification, layout = likelihood.specification, light_layout(likelihood.nodes)
         coordinates = Coordinates.of(specification, layout, start)
-        asked.check_size(coordinates.size)
+        settings.check_size(coordinates.size)
         learned = isinstance(specification.length_scale, FreeLengthScale)
         backend: Backend = replace(grid, length_scale_slope=learned)
         if model.model_.backend == "dense":
             backend = Dense(layout.groups, specification.n_factors, specification.matern, learned)
         starts = (start, *other_basins(start, model.starts_))
-        return cls(asked, layout, coordinates, backend, grid, start, starts)
+        return cls(settings, layout, coordinates, backend, grid, start, starts)
 
     @property
     def recorded(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What a user may ask of the NUTS sampler, checked."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -45,6 +47,22 @@ class NutsSettings:
             raise ValueError(f"target_accept must lie between 0 and 1, found {self.target_accept!r}.")
         if not isinstance(self.max_tree_depth, int | np.integer) or not 1 <= self.max_tree_depth <= _DEEPEST:
             raise ValueError(f"max_tree_depth must be an integer from 1 to {_DEEPEST}, found {self.max_tree_depth!r}.")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The settings of some names.
+
+        Raises
+        ------
+        TypeError
+            For a name that is no setting.
+        ValueError
+            For an unusable value.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(settings.keys() - set(known)):
+            raise TypeError(f'{", ".join(unknown)}: no setting of sampler="nuts", which has {", ".join(known)}.')
+        return cls(**settings)
 
     def check_size(self, size: int) -> None:
         """Refuse a dense metric that draws cannot fill.
