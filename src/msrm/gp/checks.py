@@ -62,8 +62,8 @@ def predictive_check(draws: "Draws", recording: Recording, *, latent: str, per_m
     known = {place: [_observed(draws.ensemble.base, s) for s in own] for place, own in streams.items()}
     observed = np.concatenate([_statistics(streams[place], known[place]) for place in groups])
     replicated = []
-    for member in draws.ensemble:
-        for _ in range(per_member):
+    with prediction.shared_data():
+        for member in [member for member in draws.ensemble for _ in range(per_member)]:
             made = _replicate(member, recording, streams, latent, rng)
             rows = []
             for place in groups:

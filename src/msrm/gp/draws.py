@@ -104,7 +104,8 @@ class Draws(RawDraws):
         """
         at = with_latent_times(self.ensemble.base, recording, times)
         rng = np.random.default_rng(seed)
-        parts = [latent_paths(member, recording, at, per_member, rng) for member in self.ensemble]
+        with prediction.shared_data():
+            parts = [latent_paths(member, recording, at, per_member, rng) for member in self.ensemble]
         chain, draw = np.repeat(self.ensemble.members, per_member, axis=0).T
         names = {"chain": ("sample", chain), "draw": ("sample", draw)}
         return xr.DataTree.from_dict(

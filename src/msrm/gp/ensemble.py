@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr
 
 from msrm.gp.fitted import FittedGP, TrainingNodes
+from msrm.gp.prediction import shared_data
 from msrm.nodes import GroupStatistics
 from msrm.recording import Recording
 
@@ -79,7 +80,8 @@ class Ensemble:
 
     def average(self, answer: Callable[[FittedGP], xr.DataTree]) -> xr.DataTree:
         """The mixture over members of trees whose nodes hold `mean` and `variance`."""
-        return mixture([answer(member) for member in self], self.weights)
+        with shared_data():
+            return mixture([answer(member) for member in self], self.weights)
 
     @cached_property
     def nbytes(self) -> int:

@@ -5,7 +5,9 @@ Targets are removed by name before any value is read. For each target participan
 target's loadings: mean ``b + W E[g]``, variance ``w' Cov(g) w``, plus v with ``noise=True``.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +17,14 @@ import xarray as xr
 from msrm.asking import SOURCES, Targets, Times, check_features, check_runs, chosen_pairs, run_times, wanted_times
 from msrm.coverage import Interval, inside, merged, seen
 from msrm.gp.backends import LatentPosterior
-from msrm.gp.data import Key, NodeLayout, pair_data
+from msrm.gp.data import Key, NodeLayout, PairData, pair_data
 from msrm.gp.fitted import FittedGP
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.moments import latent_posterior
 from msrm.gp.parameters import Parameters
 from msrm.gp.run_offsets import with_run_offsets
 from msrm.gp.terms import OrnsteinUhlenbeck
-from msrm.nodes import GroupStatistics, NodeGroup, usable_rows
+from msrm.nodes import GroupStatistics, NodeGroup, UsableRows, usable_rows
 from msrm.recording import Recording, Stream
 from msrm.responses import Identity, Response
 
@@ -70,16 +72,7 @@ def sources_of(fitted: FittedGP, recording: Recording | None, run: str, streams:
         check_stream(fitted, stream)
     if not streams or recording is None:
         return Sources({}, {}, (), None)
-    names = {(s.participant, s.modality) for s in streams}
-    part = _only(recording, run, names)
-    usable = usable_rows(part, fitted.specification.responses, edges=fitted.edges)
-    pairs = []
-    for participant, modality in part.pairs:
-        scaling = fitted.standardization.get((participant, modality))
-        mean, scale = (None, None) if scaling is None else (scaling.mean, scaling.scale)
-        made = pair_data(part, usable, participant, modality, mean=mean, scale=scale, reduce=False)
-        if made is not None:
-            pairs.append(made)
+    part, usable, pairs = _data_of(fitted, recording, run, frozenset((s.participant, s.modality) for s in streams))
     if not pairs:
         return Sources({}, {}, (), None)
     held = fitted.held
@@ -95,6 +88,41 @@ def sources_of(fitted: FittedGP, recording: Recording | None, run: str, streams:
     )
     offsets = {name: value for name, value in parameters.items() if name.startswith("run_offset/")}
     return Sources(nodes.groups[run], likelihood.statistics(parameters)[run], covered, usable.domains[run], offsets)
+
+
+@contextmanager
+def shared_data() -> Iterator[None]:
+    """Arrange the data of a recording once while the block asks many fits that differ in their parameters alone."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+_shared: ContextVar[dict[Any, Any] | None] = ContextVar("_shared", default=None)
+
+
+def _data_of(
+    fitted: FittedGP, recording: Recording, run: str, names: frozenset[Key]
+) -> tuple[Recording, UsableRows, list[PairData]]:
+    """The named streams of a run, their usable rows and raw data, standardized as the fit's."""
+    kept = _shared.get()
+    key = id(recording), run, names
+    if kept is not None and key in kept:
+        return kept[key]
+    part = _only(recording, run, set(names))
+    usable = usable_rows(part, fitted.specification.responses, edges=fitted.edges)
+    pairs = []
+    for participant, modality in part.pairs:
+        scaling = fitted.standardization.get((participant, modality))
+        mean, scale = (None, None) if scaling is None else (scaling.mean, scaling.scale)
+        made = pair_data(part, usable, participant, modality, mean=mean, scale=scale, reduce=False)
+        if made is not None:
+            pairs.append(made)
+    if kept is not None:
+        kept[key] = part, usable, pairs
+    return part, usable, pairs
 
 
 def training_sources(fitted: FittedGP, run: str) -> Sources:
