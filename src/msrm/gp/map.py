@@ -1,4 +1,4 @@
-"""The MAP of GP-MSRM: a race of starts on a coarse grid, then the winner on a grid as fine as its likelihood needs.
+"""The MAP of GP-MSRM: a race of starts on a coarse grid, then the winner on the grid that its likelihood needs.
 
 Every start takes a few EM steps, then whitened quasi-Newton steps with real bounds (:mod:`msrm.gp.ascent`,
 :mod:`msrm.quasi_newton`). Starts that fall behind, or fall into the basin of a better one, are left where they
@@ -16,7 +16,7 @@ import numpy as np
 from msrm.gp.ascent import Ascent, MapPoint, expectation_steps
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import Parameters
-from msrm.gp.refinement import LikelihoodError, measured_error, resolved
+from msrm.gp.refinement import LikelihoodError, coarse_backend, measured_error, resolved
 from msrm.gp.starts import Start
 from msrm.nodes import Backend
 from msrm.quasi_newton import INTERRUPTED, Outcome, QuasiNewton, minimize
@@ -126,7 +126,7 @@ def maximize(
     Parameters
     ----------
     likelihood : Likelihood
-        On the coarse grid where the search begins.
+        The search begins on a grid coarser than its own.
     starts : sequence of callable
         Each makes some starts; made one after another, so that an interrupt keeps what there is.
     tolerance : float
@@ -144,7 +144,7 @@ def maximize(
         If the objective is not finite at any start; the message names the term.
     """
     with progress(max_iter, desc="MAP", enabled=show) as bar:
-        search = _Search(likelihood, max_iter, bar)
+        search = _Search(likelihood.with_backend(coarse_backend(likelihood.backend)), max_iter, bar)
         try:
             for make in starts:
                 search.enter(make())

@@ -109,6 +109,14 @@ def measured_error(backend: Backend, value: Callable[[Backend], float]) -> Likel
     return _Series(backend, value).measured(backend.step)
 
 
+def coarse_backend(backend: Backend) -> Backend:
+    """Where a search begins: the coarsest grid with moments, or a backend without a grid of its own as it is."""
+    if not isinstance(backend, StateSpace):
+        return backend
+    made = backend.with_moments(1).at_step(_COARSEST * backend.step)
+    return made.with_residual(made.off_grid[0])
+
+
 def resolved(
     backend: Backend, value: Callable[[Backend], float], tolerance: float, *, extrapolate: bool
 ) -> tuple[Backend, LikelihoodError]:
