@@ -6,6 +6,7 @@ mutation listed here must be caught by the test it names.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -103,14 +104,17 @@ def summaries(small: Problem, state: State, raw: dict, functionals: dict) -> np.
     return np.array(out)
 
 
-def prior_summaries(small: Problem, count: int) -> np.ndarray:
-    """The same functions under the prior, independent draws (draw, function)."""
+@cache
+def prior_summaries(count: int) -> np.ndarray:
+    """The same functions of the tiny problem under the prior, independent draws (draw, function)."""
+    small = tiny()
     chains = (Geweke(small, 5000 + i) for i in range(count))
     return np.array([summaries(small, one.state, one.raw, one.functionals) for one in chains])
 
 
-def geweke_scores(small: Problem, sweeps: int, prior_draws: int, seed: int = 1) -> np.ndarray:
-    """z scores between the prior and the successive-conditional simulator for every test function."""
+def geweke_scores(sweeps: int, prior_draws: int, seed: int = 1) -> np.ndarray:
+    """z scores between the prior and the successive-conditional simulator of the tiny problem, for every function."""
+    prior, small = prior_summaries(prior_draws), tiny()
     chain, found = Geweke(small, seed), []
     # Steps of a size that data as weak as these allow; fixed, as after warm-up.
     for proposal in small.sweeper.proposals:
@@ -118,7 +122,7 @@ def geweke_scores(small: Problem, sweeps: int, prior_draws: int, seed: int = 1) 
     for _ in range(sweeps):
         chain.step()
         found.append(summaries(small, chain.state, chain.raw, chain.functionals))
-    draws, prior = np.array(found), prior_summaries(small, prior_draws)
+    draws = np.array(found)
     moving = prior.std(axis=0) > 0
     statistics = block_statistics(draws.T[moving][:, None, :])
     error = np.sqrt(statistics["mcse_mean"] ** 2 + prior.var(axis=0, ddof=1)[moving] / len(prior))
@@ -136,7 +140,7 @@ def tiny() -> Problem:
 
 
 def test_geweke_joint_distribution_of_a_tiny_problem():
-    scores = geweke_scores(tiny(), sweeps=400, prior_draws=200)
+    scores = geweke_scores(sweeps=400, prior_draws=200)
     assert np.abs(scores).max() < limit(len(scores)), scores.round(1)
 
 
@@ -240,7 +244,7 @@ class WrongOrder(Sweeper):
             current.states, current.functionals = old.states, old.functionals
         self.draw_rows(rng, current)
         self.draw_noise(rng, current)
-        self.move(rng, current, tune=tune)
+        self.move(rng, current)
         return current
 
 
@@ -251,7 +255,7 @@ def test_sweep_order_on_sharp_data():
 
 @pytest.mark.slow
 def test_a_broken_sweep_order_fails_the_test_on_sharp_data():
-    scores = Sharp().scores(WrongOrder, 4000)
+    scores = Sharp().scores(WrongOrder, 3000)
     assert np.abs(scores).max() > limit(len(scores)), scores.round(1)
 
 
@@ -290,11 +294,11 @@ def mutate(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 )
 def test_a_mutation_fails_geweke(monkeypatch, name):
     mutate(monkeypatch, name)
-    scores = geweke_scores(tiny(), sweeps=6000, prior_draws=2000)
+    scores = geweke_scores(sweeps=1000, prior_draws=2000)
     assert np.abs(scores).max() > limit(len(scores)), scores.round(1)
 
 
 @pytest.mark.slow
 def test_geweke_joint_distribution():
-    scores = geweke_scores(tiny(), sweeps=8000, prior_draws=3000, seed=2)
+    scores = geweke_scores(sweeps=8000, prior_draws=2000, seed=2)
     assert np.abs(scores).max() < limit(len(scores)), scores.round(1)
