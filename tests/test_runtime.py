@@ -17,8 +17,6 @@ from threadpoolctl import ThreadpoolController
 
 from msrm import runtime
 from msrm.runtime import doctor, facts, probe, warn
-from msrm.runtime.blas import blas_libraries, blas_threads
-from msrm.runtime.threads import in_threads
 
 
 def blas_counts() -> list[int]:
@@ -413,32 +411,3 @@ class TestDoctor:
         found = {finding.topic: finding for finding in doctor.diagnose(probe=False)}
         assert found["archive"].level == "ok"
         assert str(runtime.available_cores()) in found["cores"].found
-
-
-class TestThreads:
-    def test_results_come_in_order_whatever_the_number_of_threads(self):
-        jobs = [lambda i=i: (i, len(threading.enumerate())) for i in range(5)]
-        with blas_threads(4):
-            several = in_threads(jobs)
-        with blas_threads(1):
-            one = in_threads(jobs)
-        assert [number for number, _ in several] == [number for number, _ in one] == list(range(5))
-
-    def test_one_blas_thread_means_the_calling_thread(self):
-        with blas_threads(1):
-            assert set(in_threads([threading.get_ident] * 3)) == {threading.get_ident()}
-        with blas_threads(2):
-            assert threading.get_ident() not in in_threads([threading.get_ident] * 3)
-
-    def test_each_job_sees_one_blas_thread_and_the_limit_returns(self):
-        def count():
-            return [library.get_num_threads() for library in blas_libraries()]
-
-        with blas_threads(2):
-            before = count()
-            assert all(seen == [1] * len(before) for seen in in_threads([count, count]))
-            assert count() == before
-
-    def test_an_error_in_a_job_is_raised(self):
-        with blas_threads(2), pytest.raises(ZeroDivisionError):
-            in_threads([lambda: 1 / 0, lambda: 1])

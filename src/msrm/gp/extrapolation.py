@@ -11,7 +11,6 @@ the gradient is exactly that of the value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from msrm.gp.posterior import Posterior
 from msrm.gp.statespace import StateSpace
 from msrm.latent_grid import Matern
 from msrm.nodes import Evidence, GroupStatistics
-from msrm.runtime.threads import in_threads
 
 __all__ = ["Extrapolated", "extrapolation_weight"]
 
@@ -77,10 +75,12 @@ class Extrapolated:
         gradient: bool = True,
     ) -> Evidence:
         """Log evidence of one run and its derivatives (:class:`msrm.nodes.Backend`)."""
-        given = run, response_values, length_scale, statistics, gradient
-        fine, coarse = in_threads([partial(grid.evidence, *given) for grid in (self.fine, self.coarse)])
-        if not fine.ok or not coarse.ok:
-            return coarse if fine.ok else fine
+        fine = self.fine.evidence(run, response_values, length_scale, statistics, gradient)
+        if not fine.ok:
+            return fine
+        coarse = self.coarse.evidence(run, response_values, length_scale, statistics, gradient)
+        if not coarse.ok:
+            return coarse
         made = {
             name: _combined(getattr(fine, name), getattr(coarse, name), self.weight)
             for name in Evidence.__dataclass_fields__

@@ -9,7 +9,7 @@ one participant-modality are :mod:`msrm.gp.pair_likelihood`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from msrm.gp.node_terms import class_sums
 from msrm.gp.pair_likelihood import PairLikelihood, PairMoments
 from msrm.gp.parameters import Layout, Parameters, Specification
 from msrm.nodes import Backend, Evidence, GroupStatistics
-from msrm.runtime.threads import in_threads
 
 __all__ = ["Likelihood", "PairMoments", "Summed"]
 
@@ -138,11 +137,9 @@ class Likelihood:
     def _evidence(self, parameters: Parameters, summed: Summed, gradient: bool) -> dict[str, Evidence]:
         values = self.specification.response_values(parameters)
         length_scale = self.specification.length_scale_of(parameters)
-        jobs = [
-            partial(self.backend.evidence, run, values, length_scale, summed.statistics[run], gradient)
-            for run in self.runs
-        ]
-        return dict(zip(self.runs, in_threads(jobs), strict=True))
+        return {
+            run: self.backend.evidence(run, values, length_scale, summed.statistics[run], gradient) for run in self.runs
+        }
 
     def _add_scalars(self, gradient: Parameters, parameters: Parameters, evidence: Mapping[str, Evidence]) -> None:
         """Derivatives in responses, length scale, and residual timescales through the latent functionals."""
