@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import msrm
+from msrm import runtime
 from msrm.diagnostics import block_statistics
 from msrm.gp.gibbs import chains as chains_module
 from msrm.gp.sampling import sample
@@ -118,19 +119,33 @@ CTRL_C = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")
-def test_ctrl_c_on_a_terminal_reaches_the_parent_and_every_chain(tmp_path):
+@pytest.mark.parametrize("early", [False, True], ids=["while chains run", "while their processes start"])
+def test_ctrl_c_on_a_terminal_reaches_the_parent_and_every_chain_quietly(tmp_path, early):
     script = textwrap.dedent(CTRL_C.format(tests=os.path.dirname(__file__), folder=str(tmp_path / "d")))
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes)
     assert child.stdout.readline() == "ready\n"
-    progress = tmp_path / "d" / "chain-01" / "progress.json"
+    awaited = tmp_path / "d" / ("running" if early else "chain-01/progress.json")
     deadline = time.monotonic() + 100
-    while not progress.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    time.sleep(1.5)
+    while not awaited.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5 if early else 1.5)
     os.killpg(child.pid, signal.SIGINT)
-    said, _ = child.communicate(timeout=60)
-    assert "continue with path=" in said
-    assert DrawStore(tmp_path / "d").last_of(1).draws > 0
+    said, problems = child.communicate(timeout=60)
+    assert problems == ""
+    if early:
+        assert "sampling stopped before any draw was on disk" in said
+    else:
+        assert "continue with path=" in said
+        assert DrawStore(tmp_path / "d").last_of(1).draws > 0
+
+
+def test_the_order_of_loaded_libraries_is_no_part_of_a_run(fitted, tmp_path, monkeypatch):
+    facts = runtime.describe()
+    two = [facts["blas"][0], facts["blas"][0] | {"version": "0.0.1"}]
+    for blas, resume in ((two, False), (two[::-1], True)):
+        monkeypatch.setattr("msrm.gp.sampling.runtime.describe", lambda blas=blas: facts | {"blas": blas})
+        sample(*fitted, draws=3, path=tmp_path / "d", resume=resume, **OPTIONS)
 
 
 def test_the_bar_counts_sweeps_and_names_the_slowest_invariant(fitted, tmp_path):

@@ -33,7 +33,7 @@ from msrm.gp.tree import model_arguments
 from msrm.recording import Recording
 from msrm.runtime import blas_threads
 from msrm.runtime import progress as progress_bar
-from msrm.runtime.workers import main_hidden, worker_count
+from msrm.runtime.workers import accept_interrupts, clean_start, worker_count
 from msrm.sealed import replacing
 
 __all__ = ["BY", "RunDraws", "sample_runs"]
@@ -245,7 +245,7 @@ def _run(waiting: list[_Group], slots: list[int | None], progress: bool | None) 
                     device, group = free.pop(0), left.pop(0)
                     group.report.unlink(missing_ok=True)
                     process = context.Process(target=_sampled, args=(group,))
-                    with main_hidden(), _visible(device):
+                    with clean_start(), _visible(device):
                         process.start()
                     running[process.sentinel] = process, group, device
                 for sentinel in wait(list(running)):
@@ -292,6 +292,7 @@ def _problem(code: int | None, group: _Group) -> str:
 
 def _sampled(group: _Group) -> None:
     """Fit, sample, save and report one group; in a process of its own."""
+    accept_interrupts()
     start = time.perf_counter()
     report: dict[str, Any] = {"identity": group.identity()}
     with warnings.catch_warnings(record=True) as said, blas_threads(1):

@@ -285,7 +285,8 @@ def _identity(model: Any, recording: Recording, settings: dict[str, Any], backen
         "versions": {"python": facts["python"], **facts["versions"]},
         "device": {
             "processor": facts["processor"],
-            "blas": [[library["library"], library["version"], library["architecture"]] for library in facts["blas"]],
+            # Libraries are found in the order that they were loaded in.
+            "blas": sorted([one["library"], one["version"], one["architecture"]] for one in facts["blas"]),
         },
     }
 

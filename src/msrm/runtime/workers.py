@@ -1,6 +1,8 @@
 """Independent jobs in parallel processes, with one BLAS thread each and results that do not depend on their number."""
 
 import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,7 +13,7 @@ from msrm.runtime.bar import progress as progress_bar
 from msrm.runtime.blas import blas_threads
 from msrm.runtime.cores import available_cores
 
-__all__ = ["Workers", "main_hidden", "parallel_map", "worker_count"]
+__all__ = ["Workers", "accept_interrupts", "clean_start", "parallel_map", "worker_count"]
 
 
 def worker_count(n_jobs: int, jobs: int) -> int:
@@ -72,8 +74,10 @@ class Workers:
             self._pool = ProcessPoolExecutor(most, _CONTEXT, _start, (self._function, self._shared))
         results = []
         # Processes are started while jobs are handed in.
-        with main_hidden(), progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
-            for result in self._pool.map(_work, jobs):
+        with clean_start():
+            handed_in = self._pool.map(_work, jobs)
+        with progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
+            for result in handed_in:
                 results.append(result)
                 bar.update()
         return results
@@ -94,24 +98,42 @@ def parallel_map(
 
 
 # A forked child of a process with BLAS or JAX threads can deadlock; a spawned one starts clean.
+_MASKS = hasattr(signal, "pthread_sigmask")  # not on Windows
+_INTERRUPTED = 130
 _CONTEXT = multiprocessing.get_context("spawn")
 _job: Callable[..., Any]
 
 
 @contextmanager
-def main_hidden() -> Iterator[None]:
-    """Keep workers from running the user's script again: they import functions by name and need no script."""
+def clean_start() -> Iterator[None]:
+    """Processes started in the block do not run the user's script again, and meet Ctrl-C in `accept_interrupts` only.
+
+    They import functions by name and need no script; an interrupt of their imports would print a traceback each.
+    """
     main = sys.modules["__main__"]
     kept: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
     main.__dict__.update(dict.fromkeys(kept))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if _MASKS else None
     try:
         yield
     finally:
         main.__dict__.update(kept)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def accept_interrupts() -> None:
+    """In a process of `clean_start`: from here on Ctrl-C interrupts; one that came before ends the process."""
+    try:
+        if _MASKS:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
 
 
 def _start(function: Callable[..., Any], shared: tuple[Any, ...]) -> None:
     global _job
+    accept_interrupts()
 
     def _job(job: tuple[Any, ...]) -> Any:
         with blas_threads(1):
