@@ -74,10 +74,18 @@ class Likelihood:
 
     def value_and_gradient(self, parameters: Parameters) -> tuple[float, Parameters]:
         """Log likelihood and its derivatives, named like the parameters; NaN where a factorization fails."""
-        return self.value_gradient_moments(parameters)[:2]
+        return self._differentiated(parameters)[:2]
 
     def value_gradient_moments(self, parameters: Parameters) -> tuple[float, Parameters, dict[Key, PairMoments]]:
         """:meth:`value_and_gradient` and what each pair's loadings see of the latents."""
+        value, gradient, seen = self._differentiated(parameters)
+        terms = {one.pair.key: one for one in self.terms}
+        return value, gradient, {key: terms[key].moments(parameters, *latents) for key, latents in seen.items()}
+
+    def _differentiated(
+        self, parameters: Parameters
+    ) -> tuple[float, Parameters, dict[Key, tuple[np.ndarray, np.ndarray]]]:
+        """Value, gradient, and the means and covariances of the latents that each pair sees."""
         summed = self.summed(parameters)
         evidence = self._evidence(parameters, summed, True)
         value = summed.constant + sum(one.log_evidence for one in evidence.values())
@@ -85,13 +93,13 @@ class Likelihood:
             return np.nan, {name: np.full(shape, np.nan) for name, shape in self.layout.shapes.items()}, {}
         gradient = {name: np.zeros(shape) for name, shape in self.layout.shapes.items()}
         self._add_scalars(gradient, parameters, evidence)
-        moments = {}
+        seen = {}
         covariances = self._covariances(evidence)
         for terms in self.terms:
-            own, moments[terms.pair.key] = terms.gradient(parameters, *self._seen(terms, evidence, covariances))
-            for name, slope in own.items():
+            seen[terms.pair.key] = latents = self._seen(terms, evidence, covariances)
+            for name, slope in terms.gradient(parameters, *latents).items():
                 gradient[name] += slope
-        return value, gradient, moments
+        return value, gradient, seen
 
     def node_means(self, parameters: Parameters) -> dict[tuple[str, str], np.ndarray] | None:
         """E[g] (node, K) by run and modality, or None where a factorization fails."""

@@ -154,7 +154,7 @@ class PairLikelihood:
         total = float(self.counts.sum()) * (_LOG_TWO_PI + np.log(variance)) + float(shrunk)
         return 0.5 * self.specification.power(modality) * total
 
-    def gradient(self, parameters: Parameters, means: np.ndarray, spread: np.ndarray) -> tuple[Parameters, PairMoments]:
+    def gradient(self, parameters: Parameters, means: np.ndarray, spread: np.ndarray) -> Parameters:
         """Derivatives in the pair's parameters at its nodes' moments, by Fisher's identity.
 
         Parameters
@@ -169,10 +169,9 @@ class PairLikelihood:
         -------
         Parameters
             The residual timescale's is what the pair's data contribute.
-        PairMoments
         """
         loading, scale, weights = parameters[f"loading/{self.name}"], self.scale(parameters), self._weights(parameters)
-        ones = np.ones(len(means)) if weights is None else weights.sum(axis=1)
+        ones = self._ones(weights)
         of_loading, of_offset = np.empty(loading.shape), np.empty(len(loading))
         of_runs = {name: np.zeros(len(loading)) for name in self.run_offset_names.values()}
         total, on_weights = 0.0, np.zeros((len(means), 2))
@@ -196,7 +195,7 @@ class PairLikelihood:
         out[f"noise/{self.name}"] = np.array(0.5 * power * (total / noise - self.counts.sum()) / noise)
         if self.specification.residual(self.pair.modality).free is not None:
             out[f"residual_timescale/{self.pair.modality}"] = self._timescale(parameters, scale * on_weights)
-        return out, self._moments(scale, means, spread, ones)
+        return out
 
     def _times_spread(self, span: slice, loading: np.ndarray, spread: np.ndarray) -> np.ndarray:
         """Loadings times the summed covariance of their pattern's functionals, (coordinate, K)."""
@@ -215,7 +214,13 @@ class PairLikelihood:
         normalizer = 0.5 * self.specification.power(modality) * self.counts
         return np.array(through_data - normalizer @ residual.log_variance_slope(self.gaps, timescale))
 
-    def _moments(self, scale: float, means: np.ndarray, spread: np.ndarray, ones: np.ndarray) -> PairMoments:
+    def _ones(self, weights: np.ndarray | None) -> np.ndarray:
+        """What a constant 1 becomes in each entry."""
+        return np.ones(len(self.rows.current)) if weights is None else weights.sum(axis=1)
+
+    def moments(self, parameters: Parameters, means: np.ndarray, spread: np.ndarray) -> PairMoments:
+        """What the pair's loadings see; arguments as in :meth:`gradient`, which does without."""
+        scale, ones = self.scale(parameters), self._ones(self._weights(parameters))
         entries = max(len(means), 1)
         seen = np.column_stack([means, ones])
         gram = seen.T @ seen
