@@ -67,7 +67,8 @@ def timed(function: Callable[..., Any], *arguments: Any, repeats: int = 20) -> R
     import jax
 
     start = time.perf_counter()
-    compiled = jax.jit(function).lower(*arguments).compile()
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    compiled = jitted.lower(*arguments).compile()
     built = time.perf_counter() - start
     jax.block_until_ready(compiled(*arguments))
     times = []
@@ -289,6 +290,8 @@ def gibbs(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
                 started = time.perf_counter()
                 advance(count)
                 taken.append(time.perf_counter() - started)
+                if len(taken) in (1, 2, 10):
+                    print("gibbs", together.number, "sweeps, dispatches of", taken, "s", flush=True)
                 if len(taken) == 1 and (gate := os.environ.get("MSRM_BENCHMARK_GATE")):
                     while not Path(gate).exists():  # other work on the card ends first
                         time.sleep(0.2)
@@ -316,29 +319,22 @@ def gibbs(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def effective(made: dict[str, Any], layout: Any, factors: int) -> dict[str, Any]:
-    """Smallest bulk ESS and largest R-hat by kind, offsets and loading norms of some raw features of each stream."""
+    """Smallest bulk ESS and largest R-hat by kind; offsets and norms of rotated features, norms of whole streams."""
     import numpy as np
 
     from msrm.diagnostics import summary
-    from msrm.gp.raw_rows import raw_rows
 
     kinds = {"log_likelihood": made["log_likelihood_marginal"][..., None], "noise": made["noise"]}
-    moving = np.ptp(made["scalars"], axis=(0, 1)) > 0.0
-    kinds["responses"] = made["scalars"][..., moving]
-    offsets, norms = [], []
-    firsts = {pair.modality: place for place, pair in reversed(list(enumerate(layout.pairs)))}
-    for place in firsts.values():  # one participant of each modality: others are alike
-        pair, rows = layout.pairs[place], made[f"rows.{place}"]
-        some = np.unique(np.linspace(0, pair.n_features - 1, 12).astype(int))
-        parts = []
-        for chain, own in enumerate(rows):
-            pieces = [own[first : first + 200] for first in range(0, len(own), 200)]
-            seeds = [[(0, chain, place, 200 * i + j) for j in range(len(piece))] for i, piece in enumerate(pieces)]
-            parts.append(np.concatenate([raw_rows(pair, *one)[:, some] for one in zip(pieces, seeds, strict=True)]))
-        raw = np.array(parts)
-        offsets.append(raw[..., factors])
-        norms.append(np.square(raw[..., :factors]).sum(-1))
+    kinds["responses"] = made["scalars"][..., np.ptp(made["scalars"], axis=(0, 1)) > 0.0]
+    offsets, norms, totals = [], [], []
+    for place, pair in enumerate(layout.pairs):
+        rows = made[f"rows.{place}"]
+        some = np.unique(np.linspace(0, pair.n_coordinates - 1, 12).astype(int))
+        offsets.append(rows[:, :, some, factors])
+        norms.append(np.square(rows[:, :, some, :factors]).sum(-1))
+        totals.append(np.square(rows[..., :factors]).sum((-1, -2))[..., None])
     kinds |= {"offset": np.concatenate(offsets, -1), "loading_norm2": np.concatenate(norms, -1)}
+    kinds["stream_norm2"] = np.concatenate(totals, -1)
     found = {}
     for kind, values in kinds.items():
         tables = [summary(values[..., place]).table for place in range(values.shape[-1])]

@@ -16,9 +16,9 @@ from msrm.gp.gibbs import native as native_module
 from msrm.gp.gibbs.chains import record
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native import NativeGibbsRun
-from msrm.gp.gibbs.native_data import Stack
+from msrm.gp.gibbs.native_data import ChainState, Stack
 from msrm.gp.gibbs.native_moves import _bartlett, draw_noise, draw_rows, haar, scale_density, stretched
-from msrm.gp.gibbs.native_sweep import ChainState, NativeSweeper
+from msrm.gp.gibbs.native_sweep import NativeSweeper
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.storage import DrawStore
 from msrm.latent_grid import GridPrior
@@ -48,6 +48,7 @@ def native(given):
     return sweeper, ChainState(rows, jnp.asarray(list(given.state.noise.values())), responses)
 
 
+@pytest.mark.slow
 def test_density_and_proposals_agree_with_the_numpy_sampler(made):
     given, sweeper, _, current = made
     expected = given.sweeper.start(given.state)
@@ -62,6 +63,7 @@ def test_density_and_proposals_agree_with_the_numpy_sampler(made):
         np.testing.assert_allclose(change, prior, rtol=1e-9 if exact else 1e-2)
 
 
+@pytest.mark.slow
 def test_latents_have_the_posterior_moments(made):
     given, sweeper, _, current = made
     draws = 4000
@@ -84,7 +86,7 @@ def test_latents_have_the_posterior_moments(made):
 
 def log_joint(sweeper, state, path, functionals):
     """Log density of paths, loadings, offsets and data, up to a constant; functionals with residuals are held apart."""
-    gone, precision = sweeper._innovations(sweeper.data, path)
+    gone, precision = sweeper.paths.innovations(sweeper.data, path)
     total = -0.5 * jnp.einsum("pik,pij,pjk->", gone, precision, gone)
     priors = sweeper.specification.priors
     for modality, stacks in sweeper.stacks.items():
@@ -107,13 +109,14 @@ def at_a_draw(made):
     return given, sweeper, state, current.system, path, functionals, statistics
 
 
+@pytest.mark.slow
 def test_the_coarse_component_is_independent_of_the_rest(made):
     given, sweeper, state, system, path, functionals, statistics = at_a_draw(made)
-    terms = sweeper.scale_terms(sweeper.data["coarse"][0], system, state, path, functionals, statistics)
+    terms = sweeper.paths.scale_terms(sweeper.data["coarse"][0], system, state, path, functionals, statistics)
     matern = given.backend.matern
-    component, whole = (np.asarray(sweeper._states(part)) for part in (terms.component, path))
+    component, whole = (np.asarray(sweeper.paths.states(part)) for part in (terms.component, path))
     form = np.zeros((2, 2))
-    for first, count in zip(sweeper._first, sweeper._points, strict=True):
+    for first, count in zip(sweeper.paths.grid.first, sweeper.paths.grid.counts, strict=True):
         band = GridPrior.on(matern, matern.rate(given.state.length_scale) * given.backend.step, int(count)).band()
         full = np.zeros((band.shape[1], band.shape[1]))
         for offset, diagonal in enumerate(band):
@@ -125,10 +128,11 @@ def test_the_coarse_component_is_independent_of_the_rest(made):
     np.testing.assert_allclose(terms.quadratic, form, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_c", [0.2, -0.1])
 def test_the_scale_move_has_the_ratio_of_joint_densities(made, log_c):
     _, sweeper, state, system, path, functionals, statistics = at_a_draw(made)
-    terms = sweeper.scale_terms(sweeper.data["coarse"][-1], system, state, path, functionals, statistics)
+    terms = sweeper.paths.scale_terms(sweeper.data["coarse"][-1], system, state, path, functionals, statistics)
     direction = jnp.asarray([0.6, 0.8])
     dimension = 2 * len(sweeper.data["coarse"][-1]["at"]) - sum(of.feature_rows for of in sweeper.stacks.values())
     density = scale_density(terms, direction, dimension, sweeper.specification.priors.loading_sd)
@@ -145,9 +149,10 @@ def test_the_scale_move_has_the_ratio_of_joint_densities(made, log_c):
         np.testing.assert_allclose(one.precision, again.precision, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_shift_has_its_exact_normal_conditional(made):
     _, sweeper, state, system, path, functionals, statistics = at_a_draw(made)
-    precision, pull, shifted = sweeper.shift(sweeper.data, system, state, path, functionals, statistics)
+    precision, pull, shifted = sweeper.paths.shift(sweeper.data, system, state, path, functionals, statistics)
     before = log_joint(sweeper, state, path, functionals)
     for delta in (jnp.asarray([0.3, -0.2]), jnp.asarray([-0.5, 0.4])):
         moved, there, seen = shifted(delta)

@@ -21,7 +21,8 @@ from msrm.gp.cyclic import Parallel
 from msrm.gp.data import NodeLayout
 from msrm.gp.gibbs.chains import dispersed
 from msrm.gp.gibbs.compiled import unsupported
-from msrm.gp.gibbs.native_sweep import ChainState, NativeSweeper, Tuning
+from msrm.gp.gibbs.native_data import ChainState
+from msrm.gp.gibbs.native_sweep import NativeSweeper, Tuning
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper

@@ -7,7 +7,7 @@ stand for them: columns of a factor of their Gram matrix, with data that are zer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +19,26 @@ from msrm.gp.gibbs.design import Design, PairDesign
 from msrm.gp.jax_statespace import NodeStatistics
 from msrm.priors import LogNormal, Normal, Prior
 
-__all__ = ["ModalityStacks", "Stack", "entry_squares", "log_prior", "modality_stacks"]
+__all__ = ["ChainState", "ModalityStacks", "Stack", "entry_squares", "log_prior", "modality_stacks"]
 
 Data = dict[str, Any]
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
+
+
+class ChainState(NamedTuple):
+    """Parameters of a chain.
+
+    Attributes
+    ----------
+    rows : {modality: tuple of (pair, coordinate, K + 1)}
+    noise : (pair,)
+    responses : {modality: {name: ()}}
+        Free parameters.
+    """
+
+    rows: dict[str, tuple[Array, ...]]
+    noise: Array
+    responses: dict[str, dict[str, Array]]
 
 
 @dataclass(frozen=True)

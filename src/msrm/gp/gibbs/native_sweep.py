@@ -4,11 +4,11 @@
 the factor of the accepted point; (3) rows and null block; (4) noise variances; (5) scale, shift and rotation. A sweep
 is a function of its state, its tuning and its number alone, so that the length of a dispatch changes no bit.
 
-The coarse component of the scale move is the part of a path that its *states* at every q-th grid point determine,
-interpolated cell by cell; `msrm.gp.gibbs.latents` takes values at an Identity clock. Both leave the density invariant.
+What the scale move stretches follows from the *states* at every q-th grid point (`msrm.gp.gibbs.native_geometry`);
+`msrm.gp.gibbs.latents` takes values at an Identity clock. Both leave the density invariant.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,36 +21,20 @@ from msrm.gp.blocks import Solver
 from msrm.gp.data import NodeLayout
 from msrm.gp.gibbs.design import Design
 from msrm.gp.gibbs.marginal import Block, prior_blocks
-from msrm.gp.gibbs.native_data import entry_squares, log_prior, modality_stacks
-from msrm.gp.gibbs.native_moves import ScaleTerms, draw_noise, draw_rows, haar, scale_step
+from msrm.gp.gibbs.native_data import ChainState, entry_squares, log_prior, modality_stacks
+from msrm.gp.gibbs.native_geometry import GridPoints
+from msrm.gp.gibbs.native_moves import draw_noise, draw_rows, haar
+from msrm.gp.gibbs.native_paths import Paths
 from msrm.gp.jax_cholesky import cholesky
 from msrm.gp.jax_statespace import BlockSystem, NodeStatistics, StateSpaceChain
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 
-__all__ = ["ChainState", "NativeSweeper", "Tuning"]
+__all__ = ["NativeSweeper", "Tuning"]
 
-_DIRECTIONS = 4
-_STRIDES = (4, 8, 16)  # grid points from one coarse point to the next
 _DEGREES = 5
 _TARGET = 0.35
 _DECAY = 0.6
-
-
-class ChainState(NamedTuple):
-    """Parameters of a chain.
-
-    Attributes
-    ----------
-    rows : {modality: tuple of (pair, coordinate, K + 1)}
-    noise : (pair,)
-    responses : {modality: {name: ()}}
-        Free parameters.
-    """
-
-    rows: dict[str, tuple[Array, ...]]
-    noise: Array
-    responses: dict[str, dict[str, Array]]
 
 
 class Tuning(NamedTuple):
@@ -125,83 +109,15 @@ class NativeSweeper:
         priors, size = specification.priors, specification.n_factors
         self._row_precisions = jnp.asarray([*[priors.loading_sd**-2.0] * size, priors.offset_sd**-2.0])
         self._counts = jnp.asarray([pair.power * sum(pair.scalars.values()) for pair in self.design.pairs.values()])
-        self._points, self._first = self._run_points()
-        x = backend.matern.rate(length_scale) * backend.step
+        grid = GridPoints(self.chain.chain, backend.matern, backend.matern.rate(length_scale) * backend.step)
+        self.paths = Paths(specification, self.chain, self.stacks, grid)
         self.data = {
             "observed": observed,
             "rows": self.chain.data,
-            "coarse": [self._coarse(stride, x) for stride in _STRIDES[: self._levels()]],
-            "covariance": jnp.asarray(self._window_covariance(x)),
-            "step": self._steps(1, x),
+            "coarse": grid.levels(),
+            "covariance": grid.window_covariance(),
+            "step": grid.steps(),
         }
-
-    # --- geometry, on the host ---
-
-    def _run_points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Grid points of each run in the chain's blocks, and the first of each among all."""
-        points = self.chain.chain.points * np.array(self.chain.chain.blocks)
-        return points, np.concatenate([[0], np.cumsum(points)[:-1]])
-
-    def _levels(self) -> int:
-        return max(1, sum(self._points.min() // stride >= 4 for stride in _STRIDES))
-
-    def _steps(self, gap: int, x: float) -> dict[str, Array]:
-        """Transition and precision over some grid points, and the stationary precision."""
-        matern = self.chain.matern
-        return {
-            "transition": jnp.asarray(matern.transition(gap * x)),
-            "precision": jnp.asarray(np.linalg.inv(matern.noise(gap * x))),
-            "start": jnp.asarray(np.linalg.inv(matern.stationary)),
-        }
-
-    def _coarse(self, stride: int, x: float) -> dict[str, Any]:
-        """Coarse points of every run, the last grid point one of them; gaps differ before it only."""
-        matern, chosen, gaps, first = self.chain.matern, [], [], []
-        for start, count in zip(self._first, self._points, strict=True):
-            places = np.unique(np.r_[np.arange(0, count, stride), count - 1])
-            chosen.append(start + places)
-            gaps.append(np.r_[0, np.diff(places)])
-            first.append(np.r_[True, np.zeros(len(places) - 1, bool)])
-        at, gap, first_of = np.concatenate(chosen), np.concatenate(gaps), np.concatenate(first)
-        every = np.arange(int(self._points.sum()))
-        before = np.searchsorted(at, every, side="right") - 1
-        after = np.minimum(before + ~np.isin(every, at), len(at) - 1)
-        early, late = np.zeros((2, len(every), matern.dimension, matern.dimension))
-        made: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        for place, (left, right) in enumerate(zip(before, after, strict=True)):
-            key = int(every[place] - at[left]), int(at[right] - at[left])
-            if key not in made:
-                made[key] = _bridge(matern, x, *key)
-            early[place], late[place] = made[key]
-        safe = np.maximum(gap, 1)
-        steps = {
-            int(one): (matern.transition(one * x), np.linalg.inv(matern.noise(one * x))) for one in np.unique(safe)
-        }
-        arrays = {
-            "at": at,
-            "before": before,
-            "after": after,
-            "early": early,
-            "late": late,
-            "transition": np.where(first_of[:, None, None], 0.0, np.array([steps[int(one)][0] for one in safe])),
-            "precision": np.where(
-                first_of[:, None, None],
-                np.linalg.inv(matern.stationary),
-                np.array([steps[int(one)][1] for one in safe]),
-            ),
-        }
-        return {name: jnp.asarray(value) for name, value in arrays.items()}
-
-    def _window_covariance(self, x: float) -> np.ndarray:
-        """Prior covariance of the states of a window, (2 points s, 2 points s)."""
-        matern, points = self.chain.matern, 2 * self.chain.chain.points
-        s = matern.dimension
-        out = np.zeros((points, s, points, s))
-        forward = [matern.transition(lag * x) @ matern.stationary for lag in range(points)]
-        for i in range(points):
-            for j in range(i + 1):
-                out[i, :, j, :], out[j, :, i, :] = forward[i - j], forward[i - j].T
-        return out.reshape(points * s, points * s)
 
     # --- the latent-marginal density ---
 
@@ -338,7 +254,7 @@ class NativeSweeper:
                 )
                 for modality, stacks in self.stacks.items()
             },
-            "latent_power": (self._values(path) ** 2).mean(),
+            "latent_power": (self.paths.values(path) ** 2).mean(),
             "acceptance": told_blocks[:, 0],
             "outgrown": told_blocks[:, 1].sum(),
         }
@@ -352,23 +268,12 @@ class NativeSweeper:
         path = drawn.reshape(len(drawn), self.specification.n_factors, -1)
         functionals = {}
         for modality, own in zip(self.stacks, residuals, strict=True):
-            seen = self.seen(current.system, modality, path)
+            seen = self.paths.seen(current.system, modality, path)
             if modality in current.system.residual:
-                rho = self._by_node(current.system, modality, current.system.residual[modality][..., None])
+                rho = self.paths.by_node(current.system, modality, current.system.residual[modality][..., None])
                 seen = seen + _residuals(own, rho[..., None], current.statistics[modality], seen)
             functionals[modality] = seen
         return path, functionals
-
-    def seen(self, system: BlockSystem, modality: str, path: Array) -> Array:
-        """``a . states`` of the nodes, (node, K)."""
-        window = jnp.concatenate([path, jnp.concatenate([path[1:], jnp.zeros_like(path[:1])])], -1)
-        return self._by_node(system, modality, jnp.einsum("nsq,nkq->nsk", system.rows[modality], window))
-
-    def _by_node(self, system: BlockSystem, modality: str, slots: Array) -> Array:
-        """Values (block, slot, ...) in the order of the nodes."""
-        count = self.chain.counts[modality]
-        flat = slots.reshape(-1, slots.shape[-1])
-        return jnp.zeros((count, slots.shape[-1])).at[system.nodes[modality].reshape(-1)].set(flat, mode="drop")
 
     def draw_rows(self, data: Any, key: Array, state: ChainState, functionals: dict[str, Array]) -> ChainState:
         """Step 3."""
@@ -408,154 +313,17 @@ class NativeSweeper:
         }
         *scales, shifting, turning = jax.random.split(key, len(data["coarse"]) + 2)
         for own, coarse in zip(scales, data["coarse"], strict=True):
-            path, functionals, statistics, turn = self._scaled(
+            path, functionals, statistics, turn = self.paths.scaled(
                 own, coarse, system, state, path, functionals, statistics
             )
             state = _turned(state, turn)
-        state, path, functionals = self._shifted(shifting, data, system, state, path, functionals, statistics)
+        state, path, functionals = self.paths.shifted(shifting, data, system, state, path, functionals, statistics)
         turn = haar(turning, self.specification.n_factors)
         return (
             _turned(state, turn),
             jnp.einsum("nkp,kl->nlp", path, turn),
             {modality: seen @ turn for modality, seen in functionals.items()},
         )
-
-    def _scaled(
-        self,
-        key: Array,
-        coarse: Any,
-        system: BlockSystem,
-        state: ChainState,
-        path: Array,
-        functionals: dict[str, Array],
-        statistics: dict[str, NodeStatistics],
-    ) -> tuple[Array, dict[str, Array], dict[str, NodeStatistics], Array]:
-        """The scale move at one level, and what it multiplies the loadings by."""
-        terms = self.scale_terms(coarse, system, state, path, functionals, statistics)
-        points = self.chain.matern.dimension * coarse["at"].shape[0]
-        sd = self.specification.priors.loading_sd
-        features = sum(stacks.feature_rows for stacks in self.stacks.values())
-
-        def once(terms: ScaleTerms, own: Array) -> tuple[ScaleTerms, None]:
-            return scale_step(own, terms, points, features, sd), None
-
-        terms, _ = jax.lax.scan(once, terms, jax.random.split(key, _DIRECTIONS))
-        return terms.path, terms.functionals, terms.statistics, terms.turn
-
-    def scale_terms(
-        self,
-        coarse: Any,
-        system: BlockSystem,
-        state: ChainState,
-        path: Array,
-        functionals: dict[str, Array],
-        statistics: dict[str, NodeStatistics],
-    ) -> ScaleTerms:
-        """The coarse component of a path, and all that a scale of it changes."""
-        size, s = self.specification.n_factors, self.chain.matern.dimension
-        points = self._states(path)
-        at = points[coarse["at"]]
-        component = jnp.einsum("pij,pjk->pik", coarse["early"], at[coarse["before"]])
-        component = component + jnp.einsum("pij,pjk->pik", coarse["late"], at[coarse["after"]])
-        gone = at - jnp.einsum("pij,pjk->pik", coarse["transition"], jnp.roll(at, 1, axis=0))
-        quadratic = jnp.einsum("pik,pij,pjl->kl", gone, coarse["precision"], gone)
-        blocks = jnp.moveaxis(component.reshape(len(path), -1, s, size), -1, 1).reshape(path.shape)
-        gram = sum(
-            jnp.einsum("pfk,pfl->kl", one[..., :size], one[..., :size]) for of in state.rows.values() for one in of
-        )
-        return ScaleTerms(
-            path,
-            functionals,
-            statistics,
-            blocks,
-            {modality: self.seen(system, modality, blocks) for modality in self.stacks},
-            quadratic,
-            jnp.asarray(gram),
-            jnp.eye(size),
-        )
-
-    def _shifted(
-        self,
-        key: Array,
-        data: Any,
-        system: BlockSystem,
-        state: ChainState,
-        path: Array,
-        functionals: dict[str, Array],
-        statistics: dict[str, NodeStatistics],
-    ) -> tuple[ChainState, Array, dict[str, Array]]:
-        """A level for all paths against offsets, exact normal (`msrm.gp.gibbs.moves.shift`)."""
-        precision, pull, shifted = self.shift(data, system, state, path, functionals, statistics)
-        root = cholesky(precision)
-        half = solve_triangular(root, pull, lower=True) + jax.random.normal(key, pull.shape)
-        return shifted(solve_triangular(root, half, lower=True, trans=1))
-
-    def shift(
-        self,
-        data: Any,
-        system: BlockSystem,
-        state: ChainState,
-        path: Array,
-        functionals: dict[str, Array],
-        statistics: dict[str, NodeStatistics],
-    ) -> tuple[Array, Array, Callable[[Array], tuple[ChainState, Array, dict[str, Array]]]]:
-        """Precision, precision times mean of the level, and everything at a level."""
-        size, sd = self.specification.n_factors, self.specification.priors.offset_sd
-        pattern = jnp.zeros_like(path[:, :1]).at[:, :, :: self.chain.matern.dimension].set(1.0)
-        gone, level = self._innovations(data, path), self._innovations(data, pattern)
-        weighed = jnp.einsum("pij,pjk->pik", level[1], level[0])[..., 0]
-        precision = (level[0][..., 0] * weighed).sum() * jnp.eye(size)
-        pull = -jnp.einsum("pi,pik->k", weighed, gone[0])
-        gains, seen = {}, {}
-        for modality in self.stacks:
-            seen[modality] = self.seen(system, modality, pattern)[:, 0]
-            gains[modality] = seen[modality].mean()
-            one, missed = statistics[modality], seen[modality] - gains[modality]
-            score = one.information - (one.precision @ functionals[modality][..., None])[..., 0]
-            pull = pull + missed @ score
-            precision = precision + (missed[:, None, None] ** 2 * one.precision).sum(0)
-            for rows in state.rows[modality]:
-                loading, offset = rows[..., :size], rows[..., size]
-                gram = jnp.einsum("pfk,pfl->kl", loading, loading)
-                precision = precision + (gains[modality] / sd) ** 2 * gram
-                pull = pull + gains[modality] / sd**2 * jnp.einsum("pf,pfk->k", offset, loading)
-
-        def shifted(delta: Array) -> tuple[ChainState, Array, dict[str, Array]]:
-            rows = {
-                modality: tuple(
-                    one.at[..., size].add(-gains[modality] * (one[..., :size] @ delta)) for one in state.rows[modality]
-                )
-                for modality in self.stacks
-            }
-            moved = {modality: functionals[modality] + seen[modality][:, None] * delta for modality in self.stacks}
-            return state._replace(rows=rows), path + pattern * delta[:, None], moved
-
-        return precision, pull, shifted
-
-    def _innovations(self, data: Any, path: Array) -> tuple[Array, Array]:
-        """States less what the point before predicts, (point, s, K), and the prior precision of these (point, s, s)."""
-        points, step = self._states(path), data["step"]
-        first = jnp.zeros((len(points), 1, 1), bool).at[jnp.asarray(self._first)].set(True)
-        before = jnp.einsum("ij,pjk->pik", step["transition"], jnp.roll(points, 1, axis=0))
-        return points - jnp.where(first, 0.0, before), jnp.where(first, step["start"], step["precision"])
-
-    def _states(self, path: Array) -> Array:
-        """Path (block, K, point state) as (point, state, K) over all runs."""
-        s = self.chain.matern.dimension
-        split = path.reshape(path.shape[0], path.shape[1], -1, s)
-        return jnp.moveaxis(split, 1, -1).reshape(-1, s, path.shape[1])
-
-    def _values(self, path: Array) -> Array:
-        return self._states(path)[:, 0]
-
-
-def _bridge(matern: Any, x: float, place: int, gap: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the states at both ends of a gap in the mean of those in between."""
-    if place == 0:
-        return np.eye(matern.dimension), np.zeros((matern.dimension, matern.dimension))
-    rest = matern.transition((gap - place) * x)
-    late = matern.noise(place * x) @ rest.T @ np.linalg.inv(matern.noise(gap * x))
-    return matern.transition(place * x) - late @ matern.transition(gap * x), late
 
 
 def _residuals(key: Array, rho: Array, statistics: NodeStatistics, seen: Array) -> Array:
