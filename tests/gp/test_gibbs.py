@@ -504,6 +504,12 @@ def test_the_other_blocks_accept_with_the_ratio_of_marginal_densities(free):
     value, before = moved.state.parameter(block.names[0]), start.state.parameter(block.names[0])
     prior = block.priors[0]
     change += float(prior.log_density(value) - prior.log_density(before)) + np.log(value / before)
+    if free == "timescale":
+        noise = small.specification.priors.noise
+        for key in (key for key in start.state.noise if key[1] == block.modalities[0]):
+            old, new = start.state.noise[key], moved.state.noise[key]
+            assert old != new
+            change += float(noise.log_density(new) - noise.log_density(old)) + np.log(new / old)
     for modality in block.scaled:
         keys = [key for key in start.state.rows if key[1] == modality]
         kappa = moved.state.rows[keys[0]][0, 0] / start.state.rows[keys[0]][0, 0]

@@ -3,6 +3,9 @@
 A block of scalars theta is proposed together with the scale of the loadings it trades against: W_m becomes
 ``kappa W_m`` with ``kappa = gain_m(theta) / gain_m(theta')``, gain^2 the prior variance of a functional of modality m.
 The Jacobian is ``kappa^(feature rows x K)``, null rows counted.
+
+A residual timescale tau takes the noise variances of its modality along, so that the variance between neighbouring
+rows, ``v (1 - exp(-2 gap / tau))`` at the median gap, stays: data with small gaps hardly tell v and tau apart.
 """
 
 from collections.abc import Mapping
@@ -194,20 +197,23 @@ class Marginal:
         return out
 
     def _moved(self, current: Current, block: Block, values: list[float]) -> tuple[Current, float]:
-        """The sweep at other values of a block, and the log prior and Jacobian of the loadings that went along."""
+        """The sweep at other values of a block, and the log prior and Jacobian of what went along."""
         state = current.state
         for name, value in zip(block.names, values, strict=True):
             state = state.with_parameter(name, value)
         design, constant = current.design, current.constant
         statistics = {run: dict(groups) for run, groups in current.statistics.items()}
+        change = 0.0
         timescales = [m for m in block.modalities if state.timescales[m] != current.state.timescales[m]]
         for modality in (m for m in timescales if np.isfinite(state.timescales[m])):
             constant -= design.constant(state.rows, state.noise, modality)
             design = design.at(modality, state.timescales[modality])
+            noise, change = self._noise_along(current.state, state, modality)
+            state = replace(state, noise=noise)
             constant += design.constant(state.rows, state.noise, modality)
             for run, given in design.statistics(modality, state.rows, state.noise).items():
                 statistics[run][modality] = given
-        rows, change = dict(state.rows), 0.0
+        rows = dict(state.rows)
         for modality in block.scaled:
             kappa = self._gain(current.state, modality) / self._gain(state, modality)
             change += self._scaled(rows, statistics, design, modality, kappa)
@@ -217,6 +223,19 @@ class Marginal:
             for run, groups in statistics.items()
         }
         return Current(state, design, statistics, posteriors, constant, {}, {}), change
+
+    def _noise_along(self, before: State, after: State, modality: str) -> tuple[dict[Key, float], float]:
+        """Noise variances at another timescale, and the change of their log prior plus the log Jacobian."""
+        gaps = [gap for (_, name), gap in self.layout.gaps.items() if name == modality]
+        typical = np.concatenate([gap[np.isfinite(gap) & (gap > 0.0)] for gap in gaps])
+        if not len(typical):
+            return before.noise, 0.0
+        old, new = (-np.expm1(-2.0 * np.median(typical) / state.timescales[modality]) for state in (before, after))
+        noise, change, prior = dict(before.noise), 0.0, self.specification.priors.noise
+        for key in (key for key in noise if key[1] == modality):
+            noise[key] = float(before.noise[key] * old / new)
+            change += float(prior.log_density(noise[key]) - prior.log_density(before.noise[key]) + np.log(old / new))
+        return noise, change
 
     def _scaled(
         self,
