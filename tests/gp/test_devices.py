@@ -61,7 +61,7 @@ def test_a_card_is_taken_where_it_is_estimated_to_be_faster(card):
     assert "on the card with its compilation" in long.reason
     assert evaluation_placement("cuda", backend()) == devices.Placement("cuda", "device='cuda' was asked for")
     assert evaluation_placement("cpu", backend(200_000.0)).platform == "cpu"
-    assert sweep_placement("auto", backend(20_000.0), COUNTS, "").platform == "cuda"
+    assert sweep_placement("auto", backend(200_000.0), COUNTS, "").platform == "cuda"
     assert sweep_placement("auto", backend(), COUNTS | {"draws": 10, "warmup": 10}, "").platform == "cpu"
 
 

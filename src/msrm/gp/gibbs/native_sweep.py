@@ -117,6 +117,7 @@ class NativeSweeper:
             "coarse": grid.levels(),
             "covariance": grid.window_covariance(),
             "step": grid.steps(),
+            "inside": jnp.asarray(_shares([one.count for one in backend.grids.values()], grid.counts)),
         }
 
     # --- the latent-marginal density ---
@@ -254,7 +255,7 @@ class NativeSweeper:
                 )
                 for modality, stacks in self.stacks.items()
             },
-            "latent_power": (self.paths.values(path) ** 2).mean(),
+            "latent_power": (data["inside"] @ self.paths.values(path) ** 2).mean(),
             "acceptance": told_blocks[:, 0],
             "outgrown": told_blocks[:, 1].sum(),
         }
@@ -344,6 +345,12 @@ def _turned(state: ChainState, right: Array) -> ChainState:
         for modality, of in state.rows.items()
     }
     return state._replace(rows=rows)
+
+
+def _shares(real: list[int], filled: np.ndarray) -> np.ndarray:
+    """Weights (point,) of a mean over the grids' own points: blocks reach beyond them, where the prior alone rules."""
+    inside = np.concatenate([np.arange(count) < own for own, count in zip(real, filled, strict=True)])
+    return inside / inside.sum()
 
 
 def _heavy(tuning: Tuning, x: Array) -> Array:
