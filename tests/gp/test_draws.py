@@ -161,6 +161,19 @@ def test_a_new_run_never_overwrites_an_earlier_one(tmp_path):
         DrawStore.create(tmp_path / "d", IDENTITY)
 
 
+def test_blocks_without_a_sound_identity_are_refused(tmp_path):
+    store = DrawStore.create(tmp_path / "d", IDENTITY)
+    walk(start(), store.chain(0), 3, 3)
+    record = tmp_path / "d" / "identity.json"
+    content = record.read_text()
+    record.write_text(content[:-20])
+    with pytest.raises(ValueError, match=r"identity\.json: damaged"):
+        DrawStore.resume(tmp_path / "d", IDENTITY)
+    record.unlink()  # of other data, for all that anybody knows
+    with pytest.raises(ValueError, match=r"but not identity\.json"):
+        DrawStore.resume(tmp_path / "d", IDENTITY)
+
+
 def test_damaged_and_missing_blocks_are_refused_by_name(tmp_path):
     chain = DrawStore.create(tmp_path / "d", IDENTITY).chain(0)
     walk(start(), chain, 9, 3)
@@ -226,11 +239,15 @@ def test_the_tree_is_usable_by_arviz(draws):
     table = draws.summary().table
     ours = [float(table.ess_bulk.sel(quantity=f"noise[{name}]")) for name in posterior["stream"].values]
     np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    stacked = arviz_stats.summary(draws.tree)  # all variables together, as a user's first call
+    assert len(stacked) == table.sizes["quantity"]
+    assert list(draws.tree["constant_data"]["participant"].values) == ["p1"] * 17 + ["p2"] * 17
 
 
 def test_loadings_offsets_and_norms_on_demand_are_those_of_the_tree(draws):
     posterior = draws.tree["posterior"].to_dataset()
-    mine = (posterior["participant"] == "p2") & (posterior["modality"] == "brain")
+    labels = draws.tree["constant_data"].to_dataset()
+    mine = (labels["participant"] == "p2") & (labels["modality"] == "brain")
     for aligned in (True, False):
         loading = draws.loading("p2", "brain", aligned=aligned)
         np.testing.assert_allclose((loading**2).sum("factor"), posterior["loading_norm2"][..., mine.values], rtol=1e-9)

@@ -77,14 +77,15 @@ def assembled(
     names = scalar_names(start)
     scalars = {name: chains.arrays["scalars"][..., place] for place, name in enumerate(names)}
     turns = _turns(specification.n_factors, rows, start)
+    posterior, labels = _posterior(
+        specification, layout, rows, scalars, chains, model.model_.features, attributes["seed"]
+    )
     nodes = {
-        "posterior": _posterior(
-            specification, layout, rows, scalars, chains, model.model_.features, attributes["seed"]
-        ),
+        "posterior": posterior,
         "sample_stats": _statistics(chains),
         "log_likelihood": _conditional(layout, chains),
         "observed_data": _observed(recording, layout),
-        "constant_data": _constants(layout, model),
+        "constant_data": _constants(layout, model).merge(labels),
     }
     tree = xr.DataTree.from_dict(nodes)
     tree.attrs = {"recording_digest": recording.digest(), **attributes}
@@ -112,7 +113,7 @@ def _posterior(
     chains: ChainDraws,
     features: dict[Key, NDArray[Any]],
     seed: int,
-) -> xr.Dataset:
+) -> tuple[xr.Dataset, xr.Dataset]:
     sampled = ("chain", "draw")
     coords: dict[str, Any] = {**_sizes(chains), "stream": [f"{p}/{m}" for p, m in rows]}
     variables: dict[str, Any] = {
@@ -134,7 +135,8 @@ def _posterior(
         coords["modality_name"] = learned
         values = [scalars[f"residual_timescale/{m}"] for m in learned]
         variables["residual_timescale"] = ((*sampled, "modality_name"), np.stack(values, axis=-1))
-    return xr.Dataset(variables, {**coords, **labels.coords})
+    # Only `channel` itself goes along: ArviZ cannot stack variables of which some have further coordinates.
+    return xr.Dataset(variables, {**coords, **labels.coords}), labels
 
 
 def _channels(

@@ -95,8 +95,8 @@ _ORIGIN = ("kind", "msrm_format", "msrm_version", "created")
 
 def _plain_text(dataset: xr.Dataset) -> xr.Dataset:
     """Variable-width text as objects, which netCDF holds."""
-    wide = {n: v for n, v in dataset.coords.items() if v.dtype.kind == "T"}
-    return dataset.assign_coords({n: (v.dims, v.values.astype(object), v.attrs) for n, v in wide.items()})
+    wide = {str(n): v for n, v in dataset.variables.items() if v.dtype.kind == "T"}
+    return dataset.assign({n: (v.dims, v.values.astype(object), v.attrs) for n, v in wide.items()})
 
 
 def _dataset(tree: xr.DataTree, path: str) -> xr.Dataset:

@@ -215,12 +215,12 @@ class RawDraws:
 
 
 def channel_labels(features: Mapping[Key, NDArray[Any]]) -> xr.Dataset:
-    """Coordinates of the dimension `channel`: participant/modality/feature, and each of the three."""
+    """The dimension `channel`, labelled participant/modality/feature, and each of the three."""
     columns = [(p, m, str(name)) for (p, m), names in features.items() for name in names]
     text = np.dtypes.StringDType()
     labels = np.array(["/".join(column) for column in columns], text)
     parts = {name: ("channel", np.array([column[i] for column in columns], text)) for i, name in enumerate(_PARTS)}
-    return xr.Dataset(coords={"channel": labels} | parts)
+    return xr.Dataset(parts, {"channel": labels})
 
 
 _PARTS = ("participant", "modality", "feature")

@@ -185,8 +185,15 @@ class DrawStore:
         ------
         FileExistsError
             When a run is there already.
+        ValueError
+            When blocks are there that nothing says what they belong to.
         """
         record = folder / "identity.json"
+        if next(folder.glob("chain-*/*.npz"), None) is not None and not record.exists():
+            raise ValueError(
+                f"{folder} holds blocks of draws but not identity.json, which says what they belong to: restore it, "
+                "give another path, or delete the folder"
+            )
         if record.exists():
             raise FileExistsError(
                 f"{folder} holds the draws of an earlier run. Continue it with resume=True, give another path, or "
@@ -209,7 +216,10 @@ class DrawStore:
         record = folder / "identity.json"
         if not record.exists():
             return cls.create(folder, identity)
-        there = json.loads(record.read_text())
+        try:
+            there = json.loads(record.read_text())
+        except ValueError as error:
+            raise ValueError(f"{record}: damaged ({error}). Restore it, or delete {folder} and sample again") from error
         here = json.loads(json.dumps({"format": _FORMAT, **identity}))
         found = list(differences(there, here, ""))
         if found:
