@@ -207,10 +207,9 @@ class _Moments:
         self.values: dict[tuple[float, int], float] = {}
 
     def backend_at(self, step: float, moments: int) -> StateSpace:
-        """The backend with residual variances where Identity needs them, and where they are used already."""
+        """The backend with residual variances where Identity needs them: moments take up the filtered nodes'."""
         made = self.states.with_moments(moments).at_step(step)
-        identity, filtered = made.off_grid
-        return made.with_residual(identity | (self.given.residual & filtered))
+        return made.with_residual(made.off_grid[0])
 
     def at(self, step: float, moments: int) -> float:
         made = self.backend_at(step, moments)
