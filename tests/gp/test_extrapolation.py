@@ -94,6 +94,43 @@ def test_the_reported_error_bounds_the_distance_to_dense(sharp):
     assert abs(at(pair) - value) <= 2.0 * measured_error(pair, at).error
 
 
+def test_spacings_of_states_that_agree_by_chance_are_not_believed(sharp):
+    grid = sharp[0].backend
+
+    def value(backend):
+        order = 2 * (backend.matern.dimension + getattr(backend, "moments", 0))
+        return 10.0 * backend.step**order if backend.moments else -1.0
+
+    backend, error = resolved(grid, value, 0.05, extrapolate=True)
+    assert backend.moments > 0
+    assert 0.0 < error.log_likelihood <= 2.0 * error.error
+
+
+def test_moments_of_sharp_matern_half_factors_are_precise():
+    # Integrals across the kink of the bridge's covariance once left half a nat with any number of moments.
+    rng = np.random.default_rng(4)
+    clocks = {"brain": 2.0 * np.arange(7), "rating": 0.11 + 0.5 * np.arange(28)}
+    recording = msrm.Recording.from_dict(
+        {
+            f"p{i}": {"run-1": {m: (rng.standard_normal((len(t), 2)), t + 0.37 * i) for m, t in clocks.items()}}
+            for i in range(2)
+        }
+    )
+    responses = {"brain": msrm.Identity(), "rating": msrm.Gaussian(width=0.6, lag=0.3)}
+    options = {"smoothness": 0.5, "length_scale": 7.0}
+    parameters = {
+        f"{kind}/p{i}/{m}": values
+        for i in range(2)
+        for m in clocks
+        for kind, values in {"loading": np.array([[0.5], [0.3]]), "offset": np.zeros(2), "noise": 0.004}.items()
+    }
+    exact = msrm.GPMSRM(1, responses, likelihood="dense", **options).log_likelihood(recording, parameters)
+    likelihood, _ = msrm.GPMSRM(1, responses, likelihood="statespace", **options).prepared(recording, reduce=False)
+    grid = likelihood.backend.with_moments(5).at_step(0.7)
+    found = likelihood.with_backend(grid.with_residual(grid.off_grid[0])).value(parameters)
+    assert found == pytest.approx(exact, abs=0.05)
+
+
 @pytest.mark.parametrize("matern", [Matern12(), Matern32(), Matern52()])
 def test_the_weights_cancel_the_leading_term(matern):
     power = 2 * matern.dimension

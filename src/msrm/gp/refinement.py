@@ -11,7 +11,7 @@ extrapolate: its error is the distance from a finer grid with one moment more.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -153,6 +153,10 @@ def resolved(
     cost, first = moments.cost(*chosen), moments.states.step
     if moments.given.step != chosen[0] and cost > first**-_STEP_POWER + (first / _PAIR_RATIO) ** -_STEP_POWER:
         found, error = _of_states(moments.states, value, tolerance, pairs=True, most=cost)
+        # Spacings of states may agree by chance before they converge: the grid that vouches for moments is a witness.
+        witness = moments.measured(*chosen).extrapolated
+        if abs(error.log_likelihood - witness) > error.error:
+            error = replace(error, extrapolated=witness)
         if error.error <= tolerance:
             return found, error
     return moments.backend_at(*chosen), moments.measured(*chosen)
