@@ -39,3 +39,24 @@ def test_dense_reproduces_the_reference_likelihood_gradient_and_prior(reference,
     prior = model.log_prior(row["parameters"])
     # The reference truncates one loading to be positive at one factor: log 2.
     assert prior + (np.log(2.0) if n_factors == 1 else 0.0) == pytest.approx(row["log_prior"], abs=1e-9)
+
+
+def test_sharp_data_keep_their_digits():
+    # Noise of 1e-6 beside signals of 5: h' C h is 1e14 where the log density is 1e4.
+    rng = np.random.default_rng(0)
+    times, loading, noise = 2.0 * np.arange(8), 3.0 * rng.standard_normal((3, 4)), 1e-6
+    latent = rng.standard_normal((len(times), 4))
+    values = latent @ loading.T + np.sqrt(noise) * rng.standard_normal((len(times), 3))
+    recording = msrm.Recording.from_dict({"p1": {"run-1": {"brain": (values, times)}}})
+    model = GPMSRM(4, {"brain": msrm.Identity()}, length_scale=1.0, likelihood="dense")
+    parameters = {"loading/p1/brain": loading, "offset/p1/brain": np.zeros(3), "noise/p1/brain": np.asarray(noise)}
+    x = np.sqrt(3.0) * np.abs(times[:, None] - times)
+    covariance = np.kron((1.0 + x) * np.exp(-x), loading @ loading.T) + noise * np.eye(values.size)
+    expected = -0.5 * (
+        values.ravel() @ np.linalg.solve(covariance, values.ravel()) + np.linalg.slogdet(2.0 * np.pi * covariance)[1]
+    )
+    value, gradient = model.log_likelihood_and_gradient(recording, parameters)
+    assert value == pytest.approx(expected, abs=1e-4)
+    solved = np.linalg.solve(covariance, values.ravel())
+    slope = 0.5 * (solved @ solved - np.trace(np.linalg.inv(covariance)))
+    assert float(gradient["noise/p1/brain"]) == pytest.approx(slope, abs=0.1)  # the difference of terms of 1e7

@@ -1,12 +1,13 @@
 """The dense likelihood: the covariance of a run's nodes, factored whole (DESIGN 4). Exact; the reference for the other.
 
-With ``D = L L'`` block diagonal, C the covariance of the node functionals and ``M = I + L' (C (x) I_K) L``,
+With ``D = L L'`` block diagonal, ``h = L q``, C the covariance of node functionals and ``M = I + L' (C (x) I_K) L``,
 
-    log evidence = h' (C (x) I - (C (x) I) L M^-1 L' (C (x) I)) h / 2 - log|M| / 2,
+    log evidence = (q' q - q' M^-1 q - log|M|) / 2,
 
-so that loadings of zero and D of any rank need no special case. Derivatives in C go through ``S = L M^-1 L'`` and
-``a = h - D E[g]``: d/dC = sum over factors of (a a' - S) / 2. Other functionals with cross-covariance c have the mean
-``c a`` and lose ``c S c'`` of their covariance. Memory is five matrices of order nodes x K, time its cube.
+so that loadings of zero and D of any rank need no special case, and sharp data cancel in q, not in its square.
+Derivatives in C go through ``S = L M^-1 L'`` and ``a = h - D E[g] = L M^-1 q``: d/dC = sum over factors of
+(a a' - S) / 2. Other functionals with cross-covariance c have the mean ``c a`` and lose ``c S c'`` of their covariance.
+Memory is five matrices of order nodes x K, time its cube.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from msrm.responses import Response
 
 Values = Mapping[str, Mapping[str, float]]
 _LAG_DIGITS = 9  # lags closer than 1e-9 s are one lag; times are given in seconds
+_RANK = 1e-14  # share of a node's largest precision below which a direction is rounding
 _WHITENED_TOGETHER = 64  # functionals whose covariances are taken at once
 
 
@@ -109,14 +111,14 @@ class Dense:
         base = _assembled({pair: block.values for pair, block in blocks.items()}, list(mixing))
         mix = _block_diagonal([mixing[name] for name in mixing])
         covariance = base if mix is None else mix @ base @ mix.T
-        roots = np.concatenate([_roots(statistics[name])[statistics[name].index] for name in mixing])
-        information = np.concatenate([statistics[name].information for name in mixing])
+        found = [_roots(statistics[name]) for name in mixing]
+        roots, data = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = len(roots) * self.n_factors
         inner = np.einsum("ji,jka,ikb->jaib", covariance, roots, roots, optimize=True).reshape(order, order)
         inner[np.diag_indices(order)] += 1.0
         factor = factorize(inner, copies=3.0, overwrite=True)
         return DensePosterior(
-            self.groups[run], values, length_scale, self.matern, base, mix, covariance, roots, information, factor
+            self.groups[run], values, length_scale, self.matern, base, mix, covariance, roots, data, factor
         )
 
     def _covariance(
@@ -222,7 +224,8 @@ class DensePosterior:
     covariance : (node, node)
     roots : (node, K, K)
         L of each node.
-    information : (node, K)
+    data : (node, K)
+        q of each node.
     factor : Factor
         Of M.
     """
@@ -235,26 +238,25 @@ class DensePosterior:
     mix: np.ndarray | None
     covariance: np.ndarray
     roots: np.ndarray
-    information: np.ndarray
+    data: np.ndarray
     factor: Factor
 
     @cached_property
-    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
-        """Prior mean ``C h`` of the nodes (node, K) and ``L' C h`` whitened by M."""
-        prior_mean = self.covariance @ self.information
-        return prior_mean, self.factor.whiten(np.einsum("jka,jk->ja", self.roots, prior_mean).ravel())
+    def _reduced(self) -> np.ndarray:
+        """q whitened by M."""
+        return self.factor.whiten(self.data.ravel())
 
     @cached_property
     def log_evidence(self) -> float:
         """The log evidence."""
-        prior_mean, reduced = self._reduced
-        return 0.5 * float(np.sum(self.information * prior_mean) - reduced @ reduced - self.factor.log_determinant)
+        taken = self._reduced @ self._reduced
+        return 0.5 * float(np.sum(self.data**2) - taken - self.factor.log_determinant)
 
     @cached_property
     def score(self) -> np.ndarray:
         """``h - D E[g]`` (node, K)."""
-        pulled = self.factor.whiten(self._reduced[1], transpose=True).reshape(self.information.shape)
-        return self.information - np.einsum("jka,ja->jk", self.roots, pulled)
+        solved = self.factor.whiten(self._reduced, transpose=True).reshape(self.data.shape)
+        return np.einsum("jka,ja->jk", self.roots, solved)
 
     def functionals(
         self, response: Response, values: Mapping[str, float] | None, times: np.ndarray
@@ -287,7 +289,7 @@ class DensePosterior:
     def covariance_of(self, made: DenseFunctionals) -> np.ndarray:
         """Cov(g) of each functional, (functional, K, K)."""
         variance = self._covariance(made.response, made.values, made.response, made.values, np.zeros(1))
-        out = np.tile(variance * np.eye(self.information.shape[1]), (len(made.times), 1, 1))
+        out = np.tile(variance * np.eye(self.data.shape[1]), (len(made.times), 1, 1))
         for start in range(0, len(out), _WHITENED_TOGETHER):
             part = slice(start, start + _WHITENED_TOGETHER)
             white = self._whitened(made.cross[part])
@@ -304,7 +306,7 @@ class DensePosterior:
                 row.append(self._covariance(a.response, a.values, b.response, b.values, lags)[index])
             rows.append(row)
         white = self._whitened(np.concatenate([one.cross for one in made]))
-        prior = np.einsum("ji,kl->jkil", np.block(rows), np.eye(self.information.shape[1]))
+        prior = np.einsum("ji,kl->jkil", np.block(rows), np.eye(self.data.shape[1]))
         return prior - np.tensordot(white, white, (0, 0))
 
     def _whitened(self, cross: np.ndarray) -> np.ndarray:
@@ -363,10 +365,14 @@ def _block_diagonal(blocks: list[np.ndarray | int]) -> np.ndarray | None:
     return out
 
 
-def _roots(statistics: GroupStatistics) -> np.ndarray:
-    """L with ``L L' = D`` of each distinct D (P, K, K), of any rank."""
+def _roots(statistics: GroupStatistics) -> tuple[np.ndarray, np.ndarray]:
+    """L of each node (node, K, K) with ``L L' = D`` of any rank, and q (node, K) with ``L q = h``."""
     values, vectors = np.linalg.eigh(statistics.precision)
-    return vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+    scale = np.sqrt(np.where(values > _RANK * values[:, -1:], values, 0.0))
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
+    of_nodes, index = vectors[statistics.index], statistics.index
+    data = np.einsum("jka,jk->ja", of_nodes, statistics.information) * inverse[index]
+    return of_nodes * scale[index][:, None, :], data
 
 
 def _second_moments(covariance: np.ndarray, middle: np.ndarray, mean: np.ndarray) -> np.ndarray:
