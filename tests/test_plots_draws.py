@@ -122,6 +122,13 @@ def test_a_forest_shows_intervals_by_group_and_opens_marks_of_chains_that_disagr
         plots.forest(table, ["noise"])
 
 
+def test_pictures_of_something_else_say_which_picture_draws_have():
+    with pytest.raises(TypeError, match=r"groups of msrm\.sample_runs, found SimpleNamespace; .* plots\.traces"):
+        plots.forest(SimpleNamespace(ensemble=()))
+    with pytest.raises(TypeError, match=r"for draws use plots\.traces"):
+        plots.convergence(SimpleNamespace(ensemble=()))
+
+
 def test_draws_go_into_the_pictures_of_fits(tree):
     latent = xr.Dataset(
         {"mean": (("time", "factor"), np.ones((4, 1))), "variance": (("time", "factor"), np.full((4, 1), 0.25))},

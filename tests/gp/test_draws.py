@@ -307,6 +307,10 @@ def test_what_cannot_be_sampled_is_refused(fitted):
         sample(model, recording, sampler="hmc")
     with pytest.raises(ValueError, match="draws must be an integer of at least 1, found 0"):
         sample(model, recording, draws=0)
+    with pytest.raises(ValueError, match="chains must be an integer of at least 1, found True"):
+        sample(model, recording, chains=True)
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, found -1"):
+        sample(model, recording, seed=-1)
     with pytest.raises(ValueError, match="needs the path"):
         sample(model, recording, resume=True)
     with pytest.raises(ValueError, match="not the one that was fitted"):

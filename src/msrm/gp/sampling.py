@@ -103,7 +103,8 @@ def sample(
     KeyboardInterrupt
         On Ctrl-C; the message says where the draws made so far are and how to continue.
     """
-    _check(model, recording, sampler, {"chains": chains, "warmup": warmup, "draws": draws}, path, resume)
+    counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    _check(model, recording, sampler, counts, path, resume)
     asked = _SETTINGS[sampler](settings)
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
@@ -111,7 +112,6 @@ def sample(
     start = state_of(specification, layout, fitted.parameters)
     backend = _grid_backend(likelihood, start, _VARIATION * model.likelihood_tolerance)
     start = balanced(Sweeper(specification, layout, backend), start)
-    counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
     run = SAMPLERS[sampler](model, likelihood, backend, start, asked, counts)
     recorded = {"sampler": sampler, **counts, **run.recorded}
     identity = _identity(model, recording, recorded, backend)
@@ -239,8 +239,8 @@ def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {', '.join(map(repr, SAMPLERS))}, found {sampler!r}.")
     for name, count in counts.items():
-        least = 0 if name == "warmup" else 1
-        if not isinstance(count, int | np.integer) or count < least:
+        least = 0 if name in ("warmup", "seed") else 1
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < least:
             raise ValueError(f"{name} must be an integer of at least {least}, found {count!r}.")
     if resume and path is None:
         raise ValueError("resume=True needs the path of the run to continue.")

@@ -33,8 +33,15 @@ def forest(runs: Any, quantities: Sequence[str] | None = None, *, axes: np.ndarr
     ------
     ValueError
         For a quantity that is not there.
+    TypeError
+        For anything else than groups, such as the draws of one.
     """
-    table: xr.Dataset = getattr(runs, "quantities", runs)
+    table = getattr(runs, "quantities", runs)
+    if not isinstance(table, xr.Dataset):
+        raise TypeError(
+            f"forest compares the groups of msrm.sample_runs, found {type(runs).__name__}; for the draws of one fit "
+            "use plots.traces, or their summary()"
+        )
     known = [str(name) for name in table["quantity"].values]
     chosen = known[:_MOST] if quantities is None else list(quantities)
     if unknown := [name for name in chosen if name not in known]:

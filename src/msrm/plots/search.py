@@ -22,7 +22,17 @@ def convergence(objectives: Any, *, axes: Axes | None = None) -> Axes:
     Returns
     -------
     Axes
+
+    Raises
+    ------
+    TypeError
+        For draws, whose chains are judged otherwise.
     """
+    if hasattr(objectives, "ensemble"):
+        raise TypeError(
+            "convergence shows the search of a fit; for draws use plots.traces, plots.ranks or their summary(), and "
+            "for the search that they started from draws.model"
+        )
     if hasattr(objectives, "history_"):
         objectives = [objectives.history_]
     starts = objectives.starts_ if hasattr(objectives, "starts_") else objectives
