@@ -366,6 +366,8 @@ def test_parameters_that_do_not_fit_are_refused():
     ("arguments", "message"),
     [
         ({"n_factors": 0}, "n_factors must be a positive integer, found 0"),
+        ({"n_factors": True}, "n_factors must be a positive integer, found True"),
+        ({"standardize": "no"}, "standardize must be True or False, found 'no'"),
         ({"edges": "cut"}, "edges must be 'extend' or 'trim', found 'cut'"),
         ({"likelihood": "fast"}, "likelihood must be one of auto, dense, statespace, found 'fast'"),
         ({"smoothness": 2.0}, "smoothness must be 0.5, 1.5 or 2.5"),

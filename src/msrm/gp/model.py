@@ -311,8 +311,11 @@ def likelihood_of(specification: Specification, pairs: list[PairData], name: str
 
 def _check_choices(model: GPDensity) -> None:
     for name in ("n_factors", "n_starts", "max_iter"):
-        if not isinstance(getattr(model, name), int | np.integer) or getattr(model, name) < 1:
-            raise ValueError(f"{name} must be a positive integer, found {getattr(model, name)!r}.")
+        value = getattr(model, name)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, found {value!r}.")
+    if not isinstance(model.standardize, bool | np.bool_):
+        raise ValueError(f"standardize must be True or False, found {model.standardize!r}.")
     if not model.tol > 0.0:
         raise ValueError(f"tol must be positive nats, found {model.tol!r}.")
     if isinstance(model.run_offsets, str):
