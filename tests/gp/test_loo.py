@@ -71,6 +71,23 @@ def marginal(recording: msrm.Recording, run: str, people: list[str], rows: dict)
     return float(multivariate_normal(m, covariance).logpdf(y))
 
 
+def test_densities_of_standardized_models_are_those_of_the_data(recording):
+    found = []
+    for scale in (1.0, 10.0):
+        data: dict = {}
+        for s in recording.streams():
+            data.setdefault(s.participant, {}).setdefault(s.run, {})[s.modality] = (scale * s.values, s.times)
+        scaled = msrm.Recording.from_dict(data)
+        model = msrm.GPMSRM(1, {"x": msrm.Identity()}, standardize=True, n_starts=1, progress=False).fit(scaled)
+        draws = sample(model, scaled, chains=1, warmup=5, draws=8, seed=3, n_jobs=1, progress=False)
+        held = draws.log_predictive_density(scaled)
+        found.append((held["log_density"].values, draws.loo(scaled, n_jobs=1).pointwise["elpd"].values))
+    # Entries ten times as large have a tenth of the density; draws are the same to rounding.
+    expected = np.log(10.0) * held["entries"].values
+    for one, ten in zip(*found, strict=True):
+        np.testing.assert_allclose(one - ten, expected, rtol=1e-6)
+
+
 def test_densities_given_the_other_blocks_are_those_of_dense_algebra(draws, loo, recording):
     for chain, draw in ((0, 3), (1, 140)):
         rows = {

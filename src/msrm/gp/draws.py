@@ -216,7 +216,7 @@ class Draws(RawDraws):
         Returns
         -------
         Loo
-            elpd, se and k-hat; ``loo.tree`` goes into ``arviz.compare``.
+            elpd, se and k-hat, of the data in their own units; ``loo.tree`` goes into ``arviz.compare``.
         """
         return leave_one_out(self, recording, size=size, n_jobs=n_jobs, progress=progress)
 
@@ -229,7 +229,7 @@ class Draws(RawDraws):
         Returns
         -------
         Dataset by ``block``
-            ``log_density`` (nats, standardized units where the model standardizes) and ``entries``.
+            ``log_density`` (nats, of the data in their own units) and ``entries``.
         """
         return held_out_densities(self, recording)
 

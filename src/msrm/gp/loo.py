@@ -27,6 +27,7 @@ from msrm.gp.likelihood import Likelihood
 from msrm.gp.prediction import check_stream
 from msrm.gp.psis import good_k, smoothed
 from msrm.gp.statespace import StateSpace
+from msrm.nodes import usable_rows
 from msrm.recording import Recording
 from msrm.runtime.workers import parallel_map, worker_count
 
@@ -92,7 +93,7 @@ def leave_one_out(
     values = np.concatenate(found).reshape(n_chains, len(kept), -1)
     if not np.isfinite(values).all():
         raise FloatingPointError("a posterior precision without one block could not be factored; see draws.summary()")
-    return _judged(values, kept, left_out.blocks)
+    return _judged(values + _units(draws, recording, left_out.blocks), kept, left_out.blocks)
 
 
 def _densities(left_out: LeftOut, states: list[State]) -> Array:
@@ -140,11 +141,29 @@ def held_out_densities(draws: "Draws", recording: Recording) -> xr.Dataset:
     values = np.array([left_out.given_others(state) for state in states])
     weights = draws.ensemble.weights
     share = np.full(len(values), 1.0 / len(values)) if weights is None else weights
-    total = logsumexp(values, axis=0, b=share[:, None])
+    total = logsumexp(values, axis=0, b=share[:, None]) + _units(draws, recording, left_out.blocks)
     rows = [
         int(recording.stream(p, run, m).summary.row_observed.sum()) for p, m, run in left_out.blocks
     ]  # finite entries
     return xr.Dataset({"log_density": ("block", total), "entries": ("block", rows)}, block_coords(left_out.blocks))
+
+
+def _units(draws: "Draws", recording: Recording, blocks: Iterable[Block]) -> Array:
+    """What turns densities of standardized entries into those of the data, nats (block,)."""
+    fitted, powers = draws.model.model_, draws.model.powers or {}
+    rows = list(blocks)
+    if not fitted.standardization:
+        return np.zeros(len(rows))
+    usable = usable_rows(recording, fitted.specification.responses, edges=fitted.edges)
+    out = []
+    for participant, modality, run in rows:
+        values = recording.stream(participant, run, modality).values[usable.rows[participant, run, modality]]
+        entries = np.isfinite(values).sum(axis=0)
+        logs = np.log(
+            fitted.standardization[participant, modality].scale, where=entries > 0, out=np.zeros(len(entries))
+        )
+        out.append(-powers.get(modality, 1.0) * float(entries @ logs))
+    return np.array(out)
 
 
 def members_left_out(draws: "Draws", recording: Recording) -> tuple[LeftOut, list[State]]:
