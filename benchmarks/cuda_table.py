@@ -78,7 +78,13 @@ def _others(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             )
             out.append((f"Gibbs, {name}", figure, "1,000 in 60 s" + ("" if least >= 1000 else ", missed")))
     if "gibbs" not in found:
-        out.append(("Gibbs, features 3600, least effective draws", "still compiling when stopped after 330 s", "1,000 in 60 s, missed"))
+        out.append(
+            (
+                "Gibbs, features 3600, least effective draws",
+                "still compiling when stopped after 330 s",
+                "1,000 in 60 s, missed",
+            )
+        )
     memory = found.get("memory", {}).get("dense by panels", {})
     if "largest_order" in memory:
         out.append(("largest dense order, K times nodes", f"{memory['largest_order']:,}", ""))

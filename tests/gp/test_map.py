@@ -310,8 +310,8 @@ def test_an_interrupt_keeps_the_best_point_so_far(recording, monkeypatch):
 
 
 def test_an_interrupt_of_the_r_msrm_start_ends_the_search(recording, monkeypatch):
-    from msrm.regularized import RMSRM
     from msrm.quasi_newton import INTERRUPTED
+    from msrm.regularized import RMSRM
 
     whole = RMSRM.fit
 

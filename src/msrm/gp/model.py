@@ -220,6 +220,13 @@ class GPDensity(Estimator):
             self.likelihood_tolerance,
             extrapolate=True,
         )
+        if error.error > self.likelihood_tolerance:
+            warnings.warn(
+                f"The log likelihood's error of {error.error:.3g} nats exceeds likelihood_tolerance="
+                f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
+                UserWarning,
+                stacklevel=3,
+            )
         return likelihood.with_backend(backend), checked, error
 
     def prepared(

@@ -30,6 +30,7 @@ _MOMENTS = (1, 2, 3, 4)  # of a cell that are tried
 _LIMIT_MOMENTS = 3  # at the first spacing: far more precise than what is tried
 _COARSEST = 2.0  # spacing with moments, over the first one: beyond it supports are cut into too few cells
 _CHECK = 1.5  # least ratio of a spacing with moments to that which shows its error
+_FINEST = 1.0 / 16.0  # of the first spacing: finer ones take a thousand times as long, and more
 _PAIR_RATIO = 1.4  # least ratio of two spacings combined: closer ones magnify what is not of the leading order
 
 
@@ -192,7 +193,7 @@ def _of_states(
             return Extrapolated(coarse, fine), series.extrapolated(*pair)
     for _ in range(_ROUNDS):
         step = min(series.needed(tolerance), _FINER * found.step)
-        if found.error <= tolerance or step**-_STEP_POWER > most:
+        if found.error <= tolerance or step**-_STEP_POWER > most or step < series.finest:
             break
         found = series.measured(step)
     return series.backend.at_step(found.step), found
@@ -261,7 +262,8 @@ class _Moments:
     def _needed(self, step: float, moments: int, error: float, tolerance: float, most: float = 1.0) -> float:
         """The spacing at which the error should be within the tolerance, from that at another."""
         order = 2 * (self.states.matern.dimension + moments)
-        return step * min((_MARGIN * tolerance / max(error, 1e-12)) ** (1.0 / order), most)
+        wanted = step * min((_MARGIN * tolerance / max(error, 1e-12)) ** (1.0 / order), most)
+        return max(wanted, _FINEST * self.states.step)
 
 
 class _Series:
@@ -270,6 +272,11 @@ class _Series:
     def __init__(self, backend: GridBackend, value: Callable[[Backend], float]) -> None:
         self.backend, self.value = backend, value
         self.values: dict[float, float] = {}
+
+    @property
+    def finest(self) -> float:
+        """The smallest spacing tried, seconds."""
+        return _FINEST * self.backend.step
 
     def at(self, step: float) -> tuple[float, float]:
         """The spacing that suits the clocks, and the log likelihood there."""
@@ -305,13 +312,14 @@ class _Series:
     def cheapest_pair(self, step: float, tolerance: float, most: float) -> tuple[float, float] | None:
         """Two spacings whose combination is within the tolerance, cheaper than one that is and than ``most``."""
         coarse = self.at(step)[0]
-        while True:
+        while coarse / _PAIR_RATIO >= self.finest:
             fine = self.at(coarse / _PAIR_RATIO)[0]
             if coarse**-_STEP_POWER + fine**-_STEP_POWER >= min(self.cost(tolerance), most):
                 return None
             if self.extrapolated(coarse, fine).error <= _MARGIN * tolerance:
                 return coarse, fine
             coarse = fine
+        return None
 
     def needed(self, tolerance: float) -> float:
         """The spacing at which the error should be within the tolerance."""
