@@ -23,7 +23,10 @@ from msrm.sealed import replacing
 
 __all__ = ["ChainStore", "Checkpoint", "DrawStore", "differences", "generator_from_state", "generator_state"]
 
-RUNNING = "running"
+FLUSH_SECONDS = 20.0  # between blocks of draws
+PROGRESS_SECONDS = 1.0  # between a chain's words on how far it is
+_RUNNING = "running"
+_PROGRESS = "progress.json"
 _FORMAT = 1
 _BLOCK_NAME = re.compile(r"draws-(\d{9})\.npz")
 Arrays = Mapping[str, NDArray[Any]]
@@ -145,6 +148,17 @@ class ChainStore:
         keys = [key for key in (parts[0] if parts else ()) if key.startswith("draws/")]
         return {key.removeprefix("draws/"): np.concatenate([part[key] for part in parts]) for key in keys}
 
+    def tell(self, **counts: int) -> None:
+        """Write how far the chain is, by name, for whoever watches."""
+        (self.folder / _PROGRESS).write_text(json.dumps(counts))
+
+    def told(self, name: str) -> int:
+        """How far the chain said it was; 0 before it has."""
+        try:
+            return int(json.loads((self.folder / _PROGRESS).read_text())[name])
+        except (OSError, ValueError, KeyError):
+            return 0
+
     def _write(self, name: str, warmup: int, end: int, draws: Arrays, state: Arrays) -> None:
         content: dict[str, Any] = {f"draws/{key}": value for key, value in draws.items()}
         content |= {f"state/{key}": value for key, value in state.items()}
@@ -235,6 +249,15 @@ class DrawStore:
         folder.mkdir(exist_ok=True)
         return ChainStore(folder)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether chains shall go on: false once :meth:`running` has ended or one of them said :meth:`stop`."""
+        return (self.folder / _RUNNING).exists()
+
+    def stop(self) -> None:
+        """Tell all chains of the folder to stop."""
+        (self.folder / _RUNNING).unlink(missing_ok=True)
+
     def last_of(self, index: int) -> Checkpoint | None:
         """The last state of a chain, which need not have started."""
         return ChainStore(self.folder / f"chain-{index:02d}").last() if self.folder.exists() else None
@@ -245,12 +268,11 @@ class DrawStore:
 
         A mark that is removed also stops them on a full disk, where none could be made.
         """
-        mark = self.folder / RUNNING
-        mark.touch()
+        (self.folder / _RUNNING).touch()
         try:
             yield
         finally:
-            mark.unlink(missing_ok=True)
+            self.stop()
 
     def remove(self) -> None:
         """Delete the folder: its draws are archived."""

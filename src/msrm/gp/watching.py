@@ -4,11 +4,9 @@ The effective draws are those of the slowest invariant. Workers write how far th
 the run's folder; a thread of the parent reads them. Off a terminal there is neither bar nor thread.
 """
 
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -85,7 +83,7 @@ class Watch:
             self._bar.refresh()
 
     def _progress(self, name: str) -> int:
-        return sum(_progress(self._store.chain(index).folder, name) for index in range(self._chains))
+        return sum(self._store.chain(index).told(name) for index in range(self._chains))
 
 
 def slowest(store: DrawStore, chains: int, labels: Mapping[str, Sequence[str]]) -> tuple[str, float] | None:
@@ -111,10 +109,3 @@ def slowest(store: DrawStore, chains: int, labels: Mapping[str, Sequence[str]]) 
     ess = block_statistics(np.ascontiguousarray(block[moving]))["ess_bulk"]
     least = int(np.argmin(ess))
     return np.array(names)[moving][least], float(ess[least])
-
-
-def _progress(folder: Path, name: str) -> int:
-    try:
-        return int(json.loads((folder / "progress.json").read_text())[name])
-    except (OSError, ValueError, KeyError):
-        return 0

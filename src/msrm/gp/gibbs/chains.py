@@ -5,7 +5,6 @@ chain needs to continue is stored with every block (:mod:`msrm.gp.storage`), so 
 processes, changes no bit of any draw.
 """
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -21,15 +20,20 @@ from msrm.gp.gibbs.state import Current, State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
-from msrm.gp.storage import RUNNING, ChainStore, DrawStore, generator_from_state, generator_state
+from msrm.gp.storage import (
+    FLUSH_SECONDS,
+    PROGRESS_SECONDS,
+    ChainStore,
+    DrawStore,
+    generator_from_state,
+    generator_state,
+)
 from msrm.rotation import PairBlocks
 
-__all__ = ["ChainJob", "light_layout", "run_chain"]
+__all__ = ["WINDOWS", "ChainJob", "light_layout", "run_chain"]
 
 # Proposals are refitted at these shares of the warm-up; the rest of it tunes their steps.
-_WINDOWS = (0.05, 0.1, 0.25, 0.5, 0.9)
-_FLUSH_SECONDS = 20.0
-_PROGRESS_SECONDS = 1.0
+WINDOWS = (0.05, 0.1, 0.25, 0.5, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ class ChainJob:
     warmup: int
     draws: int
     seed: int
-    flush_seconds: float = _FLUSH_SECONDS
+    flush_seconds: float = FLUSH_SECONDS
     supervised: bool = False
 
 
@@ -110,7 +114,7 @@ def run_chain(job: ChainJob, index: int) -> int:
     finally:
         if chain.done < job.draws:
             # The other chains stop as well.
-            (job.folder / RUNNING).unlink(missing_ok=True)
+            DrawStore(job.folder).stop()
     return chain.done
 
 
@@ -140,12 +144,12 @@ class _Chain:
     @property
     def stopped(self) -> bool:
         """Whether another chain failed or was interrupted."""
-        return self.job.supervised and not (self.job.folder / RUNNING).exists()
+        return self.job.supervised and not DrawStore(self.job.folder).is_running
 
     def run(self) -> None:
         if self.stopped:
             return
-        windows = {max(1, round(share * self.job.warmup)) for share in _WINDOWS}
+        windows = {max(1, round(share * self.job.warmup)) for share in WINDOWS}
         while self.warm < self.job.warmup:
             self.advance(tune=True)
             self.warm += 1
@@ -172,10 +176,10 @@ class _Chain:
         now = time.monotonic()
         if now - self.saved > self.job.flush_seconds:
             self.flush()
-        if force or now - self.told > _PROGRESS_SECONDS:
+        if force or now - self.told > PROGRESS_SECONDS:
             self.told = now
             done = self.warm + self.done + len(self.buffer)
-            (self.store.folder / "progress.json").write_text(json.dumps({"sweeps": done}))
+            self.store.tell(sweeps=done)
             if os.getppid() != self.parent or self.stopped:
                 raise KeyboardInterrupt
 

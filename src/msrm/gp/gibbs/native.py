@@ -5,7 +5,6 @@ The host starts chains, fits proposals at the ends of warm-up windows and writes
 that resuming changes no bit.
 """
 
-import json
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from msrm.gp.assembly import ChainDraws
 from msrm.gp.cyclic import Parallel
 from msrm.gp.data import NodeLayout
-from msrm.gp.gibbs.chains import dispersed
+from msrm.gp.gibbs.chains import WINDOWS, dispersed
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native_data import ChainState
 from msrm.gp.gibbs.native_sweep import NativeSweeper, Tuning
@@ -29,13 +28,11 @@ from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.jax_settings import FLOAT, compiler_options
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
-from msrm.gp.storage import RUNNING, DrawStore
+from msrm.gp.storage import FLUSH_SECONDS, DrawStore
 
 __all__ = ["NativeGibbsRun"]
 
 _SWEEPS = 25  # a dispatch: a second of work or less, so that an interrupt is soon heard
-_WINDOWS = (0.05, 0.1, 0.25, 0.5, 0.9)  # as in `msrm.gp.gibbs.chains`
-_FLUSH_SECONDS = 20.0
 _ROOM, _MORE_ROOM = 1.25, 1.5
 Draws = dict[str, NDArray[Any]]
 
@@ -154,9 +151,9 @@ class _Chains:
     def run(self) -> None:
         """To the end, unless another process or the keyboard says stop."""
         total = self.warmup + self.draws
-        ends = sorted({max(1, round(share * self.warmup)) for share in _WINDOWS} | {self.warmup, total})
+        ends = sorted({max(1, round(share * self.warmup)) for share in WINDOWS} | {self.warmup, total})
         while self.number < total:
-            if not (self.store.folder / RUNNING).exists():
+            if not self.store.is_running:
                 raise KeyboardInterrupt
             end = next(one for one in ends if one > self.number)
             self._advance(min(_SWEEPS, end - self.number))
@@ -164,11 +161,10 @@ class _Chains:
                 for proposals in self.proposals:
                     for proposal in proposals:
                         proposal.fit()
-            if time.monotonic() - self.saved > _FLUSH_SECONDS:
+            if time.monotonic() - self.saved > FLUSH_SECONDS:
                 self.flush()
             for index in range(self.chains):
-                folder = self.store.chain(index).folder
-                (folder / "progress.json").write_text(json.dumps({"sweeps": self.number}))
+                self.store.chain(index).tell(sweeps=self.number)
 
     def _advance(self, count: int) -> None:
         """One dispatch, of which ``count`` sweeps are kept."""

@@ -6,7 +6,6 @@ changes no bit of any draw. Every kept draw is turned by a uniform rotation, whi
 model's own posterior, and given latents by the Gibbs sampler's simulation smoother.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from msrm.gp.nuts.density import Density, runs_compiled
 from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.nuts.start import Beginning
 from msrm.gp.statespace import StateSpace
-from msrm.gp.storage import RUNNING, ChainStore, DrawStore
+from msrm.gp.storage import FLUSH_SECONDS, PROGRESS_SECONDS, ChainStore, DrawStore
 from msrm.nodes import Backend
 
 __all__ = ["STATISTICS", "NutsJob", "run_chain", "run_together"]
@@ -45,8 +44,6 @@ STATISTICS = (
     "step_size",
     "lp",
 )
-_FLUSH_SECONDS = 20.0
-_PROGRESS_SECONDS = 1.0
 _FIRST_STEP = 1.0  # times the dimension to the power -1/4, where an isotropic normal accepts about 0.8
 
 
@@ -85,7 +82,7 @@ class NutsJob:
     seed: int
     settings: NutsSettings
     supervised: bool = False
-    flush_seconds: float = _FLUSH_SECONDS
+    flush_seconds: float = FLUSH_SECONDS
 
     @cached_property
     def kernel(self) -> "_Kernel":
@@ -193,15 +190,14 @@ class _Chain:
         now = time.monotonic()
         if now - self.saved > self.job.flush_seconds:
             self.flush()
-        if now - self.told > _PROGRESS_SECONDS or self.ended:
+        if now - self.told > PROGRESS_SECONDS or self.ended:
             self.tell()
 
     def tell(self) -> None:
         """Write progress; stop when another chain has, or whoever started this one is gone."""
         self.told = time.monotonic()
-        told = json.dumps({"sweeps": self.made, "leapfrogs": self.leapfrogs})
-        (self.store.folder / "progress.json").write_text(told)
-        if os.getppid() != self.parent or (self.job.supervised and not (self.job.folder / RUNNING).exists()):
+        self.store.tell(sweeps=self.made, leapfrogs=self.leapfrogs)
+        if os.getppid() != self.parent or (self.job.supervised and not DrawStore(self.job.folder).is_running):
             raise KeyboardInterrupt
 
     def flush(self) -> None:
@@ -306,5 +302,5 @@ def _run(job: NutsJob, chains: Sequence[_Chain], advance: Callable[[], None]) ->
             chain.flush()
         if any(chain.done < job.draws for chain in chains):
             # The other chains stop as well.
-            (job.folder / RUNNING).unlink(missing_ok=True)
+            DrawStore(job.folder).stop()
     return [chain.done for chain in chains]
