@@ -432,12 +432,7 @@ class GPMSRM(GPDensity):
                 stacklevel=3,
             )
         elif not self.likelihood_error_ <= self.likelihood_tolerance:
-            warnings.warn(
-                f"The log likelihood's error of {self.likelihood_error_:.3g} nats exceeds likelihood_tolerance="
-                f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
-                UserWarning,
-                stacklevel=3,
-            )
+            self._warn_error(self.likelihood_error_)
 
 
 _EVIDENCE = (

@@ -221,13 +221,17 @@ class GPDensity(Estimator):
             extrapolate=True,
         )
         if error.error > self.likelihood_tolerance:
-            warnings.warn(
-                f"The log likelihood's error of {error.error:.3g} nats exceeds likelihood_tolerance="
-                f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
-                UserWarning,
-                stacklevel=3,
-            )
+            self._warn_error(error.error)
         return likelihood.with_backend(backend), checked, error
+
+    def _warn_error(self, error: float) -> None:
+        """For the caller of the method that calls this one's caller."""
+        warnings.warn(
+            f"The log likelihood's error of {error:.3g} nats exceeds likelihood_tolerance="
+            f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def prepared(
         self,
