@@ -104,6 +104,28 @@ def test_weights_are_smooth_where_the_support_leaves_a_cell():
     np.testing.assert_allclose(slopes, slopes[1], rtol=1e-6)
 
 
+def test_slopes_where_supports_end_on_grid_points_up_to_rounding():
+    """Compiled code rounds a cell's edges differently in each place it computes them; no comparison may notice."""
+    response = Gaussian(Free(0.8, (0.3, 1.5)), Free(1.0, (-1.0, 2.0)))
+    times = np.arange(0.1, 20.0, 1.5)  # both ends of the support, -3.8 and 5.8 s, meet multiples of 0.9 s
+    made = quadrature(response, None, times, -12.6, 0.9, 60)
+    curve, ahead = traced_curve(response, 0.9), jnp.asarray(times + 12.6)
+
+    def smooth(cells, weights):
+        return (weights * np.cos(cells[..., None] + RULE.fractions)).sum((-2, -1))
+
+    def seen(at):
+        weights = cell_weights(curve, 0.9, 60, ahead, {"width": at[0], "lag": at[1]})
+        return smooth(np.arange(60.0), weights)
+
+    slopes = jax.jit(jax.jacfwd(seen))(jnp.asarray([0.8, 1.0]))
+    for place, name in enumerate(("width", "lag")):
+        weights = made.gradient[name][made.phase]
+        expected = smooth(made.first[:, None] + np.arange(weights.shape[1]), weights)
+        # Rounding alone; the height of the support's end, 1.5e-8, counted in one cell and not in the next was seen.
+        np.testing.assert_allclose(slopes[:, place], expected, rtol=0, atol=1e-11)
+
+
 def test_only_families_with_parameters_are_traced():
     with pytest.raises(TypeError, match="Identity has no free parameters"):
         traced_curve(Identity(), 0.3)

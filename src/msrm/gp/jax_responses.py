@@ -29,6 +29,7 @@ __all__ = ["RULE", "Curve", "cell_weights", "traced_curve"]
 RULE = gauss_rule(12)  # the rule of msrm.responses.quadrature
 _TINY = 1e-300
 _EMPTY = 1e-8  # of a cell
+_TIE = 1.7e-7  # of a cell: no multiple of any clock, so that rounding cannot turn a comparison
 Values = dict[str, Any]
 
 
@@ -222,7 +223,10 @@ def _root(x: Array, power: int, smallest: float) -> Array:
 def _weights(curve: Curve, step: float, cells: int, ahead: Array, values: Values) -> Array:
     low, high = curve.support(values)
     edges = ahead[..., None] - step * np.arange(cells + 1)  # u at the cell edges, falling
-    inside = jnp.minimum(jnp.maximum(edges, low), high) - low
+    # Supports often end where cells do. Compiled code computes edges in several places, rounded differently: were they
+    # compared with the ends themselves, parts of one integral would see the moving end and others not.
+    tie = _TIE * step
+    inside = jnp.where(edges > high - tie, high, jnp.where(edges < low + tie, low, edges)) - low
     upper, lower = inside[..., :-1, None], inside[..., 1:, None]
     points, weights = unit_gauss(curve.points, curve.panels)
     if curve.power == 1:
