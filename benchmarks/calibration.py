@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import chain, product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
 import msrm
-from msrm.gp.data import NodeLayout, pair_data
+from msrm.gp.data import NodeLayout, PairData, pair_data
 from msrm.gp.gibbs.start import state_of
-from msrm.gp.gibbs.state import Current
+from msrm.gp.gibbs.state import Current, State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.raw_rows import raw_rows
 from msrm.gp.statespace import StateSpace
@@ -252,25 +253,70 @@ def truth_rows(truth: Truth) -> dict[tuple[str, str], Array]:
     return rows
 
 
-def ranks(
-    replicate: int, label: str | None = None, *, warmup: int = WARMUP, kept: int = KEPT, thin: int = THIN
-) -> Record:
-    """Draw a truth and data, sample the posterior from an unrelated start, rank the truth."""
-    label = list(VARIANTS)[replicate % len(VARIANTS)] if label is None else label
-    variant = VARIANTS[label]
-    rng, start = np.random.default_rng([2026, replicate]), time.process_time()
+@dataclass(frozen=True)
+class Posed:
+    """A truth with data made from it, and an unrelated state `start` for a chain on them."""
+
+    replicate: int
+    label: str
+    rng: np.random.Generator
+    truth: Truth
+    pairs: list[PairData]
+    sweeper: Sweeper
+    at_truth: Current
+    start: State
+
+    def raw(self, state: State, draw: int) -> dict[tuple[str, str], Array]:
+        """Rows [w b c...] of raw features of a state."""
+        return {
+            pair.key: raw_rows(pair, state.rows[pair.key][None], [(self.replicate, draw, i)])[0]
+            for i, pair in enumerate(self.pairs)
+        }
+
+    def record(self, drawn_values: list[dict[str, float]], log_likelihood: float, cpu_seconds: float) -> Record:
+        """Ranks of the truth, with its log likelihood given, among draws."""
+        truth, layout = self.truth, self.sweeper.layout
+        kinds = ("response/", "length_scale", "residual_timescale/")
+        scalars = {n: float(v) for n, v in truth.parameters.items() if n.startswith(kinds)}
+        noise = {n: float(v) for n, v in truth.parameters.items() if n.startswith("noise/")}
+        true = shared_quantities(
+            truth_rows(truth), noise, scalars, seen_through(truth, "run-1", "brain"), log_likelihood
+        )
+        grid = self.sweeper.marginal.backend
+        finer = Sweeper(self.sweeper.specification, layout, grid.at_step(STEP / 2)).start(self.at_truth.state)
+        return {
+            "replicate": self.replicate,
+            "variant": self.label,
+            "kept": len(drawn_values),
+            "ranks": {n: sum(draw[n] < value for draw in drawn_values) for n, value in true.items()},
+            "grid_error": abs(self.at_truth.log_likelihood - finer.log_likelihood),
+            "cpu_seconds": cpu_seconds,
+        }
+
+
+def posed(replicate: int, label: str, seed: int) -> Posed:
+    """What a replicate is about."""
+    variant, rng = VARIANTS[label], np.random.default_rng([seed, replicate])
     recording, truth = simulate(variant, rng)
     specification = variant.model.specification
     usable = usable_rows(recording, specification.responses, edges="extend")
     pairs = [pair for p, m in recording.pairs if (pair := pair_data(recording, usable, p, m, reduce=True))]
     residuals = {m: specification.residual(m) for m in recording.modalities}
     layout = NodeLayout.of(pairs, specification.responses, residuals)
-    backend = StateSpace(layout.groups, specification.n_factors, STEP)
-    sweeper = Sweeper(specification, layout, backend)
+    sweeper = Sweeper(specification, layout, StateSpace(layout.groups, specification.n_factors, STEP))
     at_truth = sweeper.start(state_of(specification, layout, truth.parameters))
-    finer = Sweeper(specification, layout, backend.at_step(STEP / 2)).start(at_truth.state)
-    elsewhere = simulate(variant, rng)[1].parameters
-    current, drawn_values = sweeper.start(state_of(specification, layout, elsewhere)), []
+    start = state_of(specification, layout, simulate(variant, rng)[1].parameters)
+    return Posed(replicate, label, rng, truth, pairs, sweeper, at_truth, start)
+
+
+def ranks(
+    replicate: int, label: str | None = None, *, warmup: int = WARMUP, kept: int = KEPT, thin: int = THIN
+) -> Record:
+    """Draw a truth and data, sample the posterior from an unrelated start, rank the truth."""
+    started = time.process_time()
+    problem = posed(replicate, list(VARIANTS)[replicate % len(VARIANTS)] if label is None else label, 2026)
+    sweeper, rng = problem.sweeper, problem.rng
+    current, drawn_values = sweeper.start(problem.start), []
     windows = {round(share * warmup) for share in (0.15, 0.3, 0.5, 0.9)}
     for sweep in range(warmup + kept * thin):
         finished = sweeper.sweep(rng, current, tune=sweep < warmup)
@@ -278,25 +324,9 @@ def ranks(
         if sweep + 1 in windows:
             sweeper.end_window()
         if sweep >= warmup and (sweep - warmup) % thin == thin - 1:
-            raw = {
-                pair.key: raw_rows(pair, finished.state.rows[pair.key][None], [(replicate, sweep, i)])[0]
-                for i, pair in enumerate(pairs)
-            }
-            drawn_values.append(quantities(finished, raw, current.log_likelihood))
-    kinds = ("response/", "length_scale", "residual_timescale/")
-    scalars = {n: float(v) for n, v in truth.parameters.items() if n.startswith(kinds)}
-    noise = {n: float(v) for n, v in truth.parameters.items() if n.startswith("noise/")}
-    g = seen_through(truth, "run-1", "brain")
-    true = shared_quantities(truth_rows(truth), noise, scalars, g, at_truth.log_likelihood)
-    return {
-        "what": "ranks",
-        "replicate": replicate,
-        "variant": label,
-        "kept": kept,
-        "ranks": {n: sum(draw[n] < value for draw in drawn_values) for n, value in true.items()},
-        "grid_error": abs(at_truth.log_likelihood - finer.log_likelihood),
-        "cpu_seconds": time.process_time() - start,
-    }
+            drawn_values.append(quantities(finished, problem.raw(finished.state, sweep), current.log_likelihood))
+    spent = time.process_time() - started
+    return {"what": "ranks"} | problem.record(drawn_values, problem.at_truth.log_likelihood, spent)
 
 
 def without(recording: msrm.Recording, gone: tuple[str, str, str]) -> msrm.Recording:
@@ -336,20 +366,35 @@ def coverage(replicate: int) -> Record:
     }
 
 
-def run(function: Callable[[int], Record], arguments: argparse.Namespace) -> None:
-    """Run replicates in processes, one line each as it ends."""
+def run(function: Callable[[int], Record], what: str, arguments: argparse.Namespace) -> None:
+    """Run replicates in clean processes, one line each as it ends."""
     first, last = (int(part) for part in arguments.replicates.split(":"))
-    known = {record["replicate"] for record in logged([arguments.log]) if record["what"] == arguments.command}
+    known = {record["replicate"] for record in logged([arguments.log]) if record["what"] == what}
     waiting, end = iter([r for r in range(first, last) if r not in known]), time.monotonic() + arguments.seconds
-    with blas_threads(1), ProcessPoolExecutor(arguments.jobs) as pool, arguments.log.open("a") as log:
-        pending = {pool.submit(function, r) for _, r in zip(range(arguments.jobs), waiting, strict=False)}
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool, arguments.log.open("a") as log:
+        pending = {
+            pool.submit(on_one_thread, function, r) for _, r in zip(range(arguments.jobs), waiting, strict=False)
+        }
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for one in done:
                 log.write(json.dumps(one.result()) + "\n")
                 log.flush()
                 if time.monotonic() < end and (r := next(waiting, None)) is not None:
-                    pending.add(pool.submit(function, r))
+                    pending.add(pool.submit(on_one_thread, function, r))
+
+
+def on_one_thread(function: Callable[[int], Record], replicate: int) -> Record:
+    with blas_threads(1):
+        return function(replicate)
+
+
+def lane(parser: argparse.ArgumentParser) -> None:
+    """Arguments of :func:`run`."""
+    parser.add_argument("--replicates", default="0:500", help="first:last, last excluded")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=np.inf, help="start no replicate after so long")
+    parser.add_argument("--log", type=Path, required=True)
 
 
 def logged(paths: list[Path]) -> list[Record]:
@@ -407,7 +452,7 @@ def rank_report(records: list[Record]) -> tuple[Record, dict[str, NDArray[np.int
     pooled_p = {name: p_value(own) for name, own in sorted(pooled.items())}
     report = {
         "replicates": len(records),
-        "by_variant": {v: sum(r["variant"] == v for r in records) for v in VARIANTS},
+        "by_variant": {v: n for v in VARIANTS if (n := sum(r["variant"] == v for r in records))},
         "draws_ranked_among": kept,
         "quantities": len(p_values),
         "outside_95": float(np.mean([p < 0.05 for p in p_values.values()])),
@@ -461,15 +506,16 @@ def plot(pooled: dict[str, NDArray[np.intp]], kept: int, path: Path) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Write the figures of log files, and a plot of the ranks."""
+    """Write the figures of log files, and plots of the ranks; sections without a log stay as they are."""
     records, out = logged(arguments.logs), {}
-    ranked = [record for record in records if record["what"] == "ranks"]
-    covered = [record for record in records if record["what"] == "coverage"]
-    if ranked:
-        out["ranks"], pooled = rank_report(ranked)
-        if arguments.plot:
-            plot(pooled, ranked[0]["kept"], arguments.plot / "gibbs_calibration.png")
-    if covered:
+    if arguments.out and arguments.out.exists():
+        out = json.loads(arguments.out.read_text())
+    for what, section, picture in (("ranks", "ranks", "gibbs"), ("nuts ranks", "nuts_ranks", "nuts")):
+        if ranked := [record for record in records if record["what"] == what]:
+            out[section], pooled = rank_report(ranked)
+            if arguments.plot:
+                plot(pooled, ranked[0]["kept"], arguments.plot / f"{picture}_calibration.png")
+    if covered := [record for record in records if record["what"] == "coverage"]:
         out["coverage"] = coverage_report(covered)
     text = json.dumps(out, indent=1)
     print(text)
@@ -481,11 +527,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("ranks", "coverage"):
-        one = commands.add_parser(name)
-        one.add_argument("--replicates", default="0:500", help="first:last, last excluded")
-        one.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-        one.add_argument("--seconds", type=float, default=np.inf, help="start no replicate after so long")
-        one.add_argument("--log", type=Path, required=True)
+        lane(commands.add_parser(name))
     one = commands.add_parser("report")
     one.add_argument("logs", type=Path, nargs="+")
     one.add_argument("--out", type=Path)
@@ -494,7 +536,7 @@ def main() -> None:
     if arguments.command == "report":
         report(arguments)
     else:
-        run({"ranks": ranks, "coverage": coverage}[arguments.command], arguments)
+        run({"ranks": ranks, "coverage": coverage}[arguments.command], arguments.command, arguments)
 
 
 if __name__ == "__main__":
