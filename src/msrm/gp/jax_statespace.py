@@ -174,14 +174,28 @@ class StateSpaceChain:
         statistics: Mapping[str, NodeStatistics],
     ) -> BlockSystem:
         """The states' posterior precision and information; arguments as in `log_evidence`."""
+        return self.assembled(self.windows(data, values, length_scale), length_scale, statistics)
+
+    def windows(
+        self, data: Mapping[str, Data], values: Mapping[str, Mapping[str, Any]], length_scale: Any
+    ) -> dict[str, WindowRows]:
+        """Weights of every modality's nodes in their windows; arguments as in `log_evidence`."""
+        x = self._x(length_scale)
+        return {modality: of(data[modality], values.get(modality, {}), x) for modality, of in self.rows.items()}
+
+    def _x(self, length_scale: Any) -> Array:
         length_scale = self.length_scale if length_scale is None else length_scale
-        x = jnp.asarray(self.matern.rate(length_scale) * self.chain.step)
+        return jnp.asarray(self.matern.rate(length_scale) * self.chain.step)
+
+    def assembled(
+        self, windows: Mapping[str, WindowRows], length_scale: Any, statistics: Mapping[str, NodeStatistics]
+    ) -> BlockSystem:
+        """The system of nodes whose windows are known."""
         half, size = self.matern.dimension * self.chain.points, self.n_factors
-        diagonal, lower, constant = self._prior(x)
+        diagonal, lower, constant = self._prior(self._x(length_scale))
         precisions, informations, weights = [], [], []
         rows, residual, nodes, fits = {}, {}, {}, jnp.asarray(True)
-        for modality, of in self.rows.items():
-            made = of(data[modality], values.get(modality, {}), x)
+        for modality, made in windows.items():
             one, precision, information, extra = _seen(made, statistics[modality])
             rows[modality], nodes[modality], fits = one, made.nodes, fits & made.fits
             if made.residual is not None:
