@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,9 @@ import msrm
 from msrm import archive, cli
 from msrm.cli import commands
 from msrm.cli.settings import estimator_of, read_settings
+from msrm.cli.wording import as_typed
+from msrm.gp.gibbs import chains
+from msrm.gp.storage import DrawStore
 from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import RecordingWarning
 
@@ -83,6 +88,10 @@ class TestStart:
 
     def test_version(self):
         assert run("--version").stdout == f"msrm {msrm.__version__}\n"
+
+    def test_as_a_module(self):
+        done = subprocess.run([sys.executable, "-m", "msrm", "--version"], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, f"msrm {msrm.__version__}\n")
 
     def test_help_needs_no_numbers(self):
         code = (
@@ -294,6 +303,104 @@ class TestGaussianProcess:
         assert "leave out --set" in problem("sample", work / "one.nc", work / "rec.nc", work / "h.nc", "-s", "tol=1")
 
 
+@pytest.fixture(scope="module")
+def drawn(work) -> list[object]:
+    """A fit of one stream, and the words that sample it: eight draws of two chains are in `blocks-2`."""
+    settings = "n_factors = 1\nn_starts = 1\ntol = 1e-2\n[responses.rating]\nfamily = 'Identity'\n"
+    (work / "small.toml").write_text(settings)
+    part = ["--modality", "rating", "--run", "run-1", "--participant", "p1"]
+    answer("fit", work / "rec.nc", work / "small.nc", "-c", work / "small.toml", "--model", "GPMSRM", *part)
+    words = ["sample", work / "small.nc", work / "rec.nc", work / "small-draws.nc", *part, "--chains", 2]
+    words += ["--warmup", 4, "--draws", 8, "--jobs", 1]
+    answer(*words, "--path", work / "blocks-2")
+    return words
+
+
+class TestSampling:
+    def test_options_of_nuts_reach_it(self, drawn, monkeypatch):
+        given = {}
+
+        def sample(self, recording, **options):
+            given.update(options)
+            raise ValueError("enough")
+
+        monkeypatch.setattr(msrm.GPMSRM, "sample", sample)
+        own = ["--metric", "dense", "--chain-method", "processes", "--target-accept", 0.9, "--max-tree-depth", 7]
+        assert problem(*drawn, "--sampler", "nuts", *own) == "msrm: enough\n"
+        counts = {"sampler": "nuts", "chains": 2, "warmup": 4, "draws": 8, "seed": 0, "n_jobs": 1, "resume": False}
+        settings = {"metric": "dense", "chain_method": "processes", "target_accept": 0.9, "max_tree_depth": 7}
+        assert {name: value for name, value in given.items() if name != "path"} == counts | settings
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (["--metric", "dense", "--max-tree-depth", 4], "--metric, --max-tree-depth: no setting of --sampler gibbs"),
+            (["--sampler", "nuts", "--target-accept", 1.5], "--target-accept must lie between 0 and 1, found 1.5"),
+            (["--sampler", "nuts"], "--jobs: NUTS starts processes under --chain-method processes alone"),
+            (["--chains", 0], "--chains must be an integer of at least 1, found 0"),
+            (["--resume"], "--resume needs the path"),
+        ],
+    )
+    def test_options_are_refused_before_anything_is_fitted(self, drawn, monkeypatch, options, told):
+        monkeypatch.setattr(msrm.GPMSRM, "fit", lambda *_: pytest.fail("fitted first"))
+        words = [drawn[0], str(drawn[1]).replace(".nc", ".toml"), *drawn[2:]]
+        assert f"msrm: {told}" in problem(*words, *options)
+
+    def test_a_folder_in_use_or_too_long_is_refused_in_options(self, drawn, work):
+        assert "Continue it with --resume, give another path" in problem(*drawn, "--path", work / "blocks-2")
+        longer = problem(*drawn, "--path", work / "blocks-2", "--resume", "--draws", 5)
+        assert "holds 8 draws of a chain, more than --draws 5" in longer
+
+    def test_info_of_blocks(self, drawn, work):
+        found = answer("info", work / "blocks-2")
+        assert found["on_disk"] == [{"warmup": 4, "draws": 8}] * 2
+        assert (found["sampler"], found["seed"], found["running"]) == ("gibbs", 0, False)
+        assert found["recording_digest"] == msrm.open_fit(work / "small.nc").recording_digest_
+        told = run("info", work / "blocks-2").stdout
+        assert "chain 1: warm-up 4 of 4, 8 draws" in told
+        *_, line = told.splitlines()
+        words = shlex.split(line.partition("RECORDING OUT ")[2])
+        # What it says to type does go on.
+        again = answer(*drawn[:10], *words[:-1], 9, "--jobs", 1)
+        assert again["draws"] == 9
+
+    def test_ctrl_c_says_what_to_type(self, drawn, work, monkeypatch):
+        report = chains._Chain.report
+
+        def interrupted(self, *, force=False):
+            if len(self.buffer) == 3:
+                raise KeyboardInterrupt
+            report(self, force=force)
+
+        monkeypatch.setattr(chains._Chain, "report", interrupted)
+        done = run(*drawn)
+        assert done.exit_code == 130
+        assert "sampling stopped with 3 draws of 1 chain in " in done.stderr
+        typed = shlex.split(done.stderr.partition("continue with: ")[2])
+        assert typed[: len(drawn) + 1] == ["msrm", *map(str, drawn)]
+        assert typed[-3::2] == ["--path", "--resume"]
+        monkeypatch.undo()
+        assert answer(*typed[1:])["draws"] == 8
+        shutil.rmtree(typed[-2])
+
+    def test_draws_survive_an_archive_that_cannot_be_written(self, drawn, work, monkeypatch):
+        def full(self, path):
+            raise OSError(28, "No space left on device", str(path))
+
+        monkeypatch.setattr("msrm.gp.draws.Draws.save", full)
+        told = problem(*drawn)
+        assert "No space left on device" in told
+        folder = shlex.split(told.partition("continue with: ")[2])[-2]
+        assert DrawStore(Path(folder)).last_of(1).draws == 8
+        shutil.rmtree(folder)
+
+    def test_words_of_other_commands_stay(self):
+        assert as_typed("seed=3, resume=True", ["fit"]) == "seed=3, resume=True"
+        assert (
+            as_typed('metric="dense" is too large: draws=5.', ["sample"]) == "--metric dense is too large: --draws 5."
+        )
+
+
 class TestSettings:
     def test_flags_win_over_set_over_file(self, work):
         assignments = ["n_factors=4", "seed=5", "responses.rating.width=0.9", "edges=extend"]
@@ -377,6 +484,18 @@ class TestProblems:
         )
         assert "only a GPMSRM fit can be sampled" in problem("sample", fit, rec, work / "x.nc")
         assert "no folder" in problem("simulate", work / "no" / "x.nc", "--seconds", 30).lower()
+
+    def test_where_nothing_can_be_written_is_told_before_the_work(self, work, monkeypatch):
+        monkeypatch.setattr(msrm.RMSRM, "fit", lambda *_: pytest.fail("fitted first"))
+        fit = ("fit", work / "rec.nc")
+        assert "There is no folder" in problem(*fit, work / "no" / "x.nc", "-c", work / "fit.toml")
+        assert "it is a folder" in problem(*fit, work, "-c", work / "fit.toml")
+
+    @pytest.mark.parametrize("name", ["a.xyz", "a"])
+    def test_an_unknown_picture_format(self, work, name):
+        told = problem("plot", work / "fit.nc", work / name)
+        assert f"{name}: end its name in .png, .pdf or .svg" in told
+        assert not list(work.glob("a.*"))
 
     def test_a_damaged_fit(self, work):
         damaged = bytearray((work / "fit.nc").read_bytes())

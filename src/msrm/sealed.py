@@ -18,11 +18,29 @@ from typing import Any
 
 from msrm import __version__
 
-__all__ = ["FORMAT", "check_seal", "is_sealed", "replacing", "seal"]
+__all__ = ["FORMAT", "check_seal", "is_sealed", "replacing", "seal", "target_of"]
 
 FORMAT = 1
 _LINE = re.compile(rb"\nmsrm archive (\d{1,4}) sha256 ([0-9a-f]{64})\n\Z")
 _LINE_BYTES = 128
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """The file that writing to ``path`` makes or replaces; links are followed.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError, PermissionError
+        When its folder does not exist or cannot be written to, or ``path`` is a folder itself.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {target.parent} to save {target.name} in.")
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot save {path}: it is a folder; give a file name such as fit.nc")
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(f"cannot save {path}: you may not write in {target.parent}")
+    return target
 
 
 @contextmanager
@@ -31,14 +49,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises
     ------
-    FileNotFoundError, IsADirectoryError
-        When the folder does not exist, or ``path`` is one.
+    OSError
+        When nothing can be written there.
     """
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {target.parent} to save {target.name} in.")
-    if target.is_dir():
-        raise IsADirectoryError(f"cannot save {path}: it is a folder; give a file name such as fit.nc")
+    target = target_of(path)
     prefix = f".{target.name}.{uuid.getnode():x}-"
     _remove_stale(target.parent, prefix)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{prefix}{os.getpid()}.", suffix=".part")

@@ -9,19 +9,52 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperGroup
 
 from msrm import __version__
+from msrm.cli.options import (
+    ChainMethod,
+    Config,
+    FitPath,
+    HoldOut,
+    Json,
+    Metric,
+    Modalities,
+    ModelName,
+    Participants,
+    Picture,
+    RecordingPath,
+    Runs,
+    Sampler,
+    Seed,
+    Set,
+    Source,
+    Targets,
+    Task,
+)
+from msrm.cli.wording import as_typed
 
 __all__ = ["app", "main"]
 
+
+class _Group(TyperGroup):
+    """The commands; what was typed is kept, for messages that name it."""
+
+    words: ClassVar[list[str]] = []
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _Group.words = list(args)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="msrm",
+    cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -30,76 +63,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 a problem (one line on standard error), 2 a malformed command line, 130 Ctrl-C. "
     "MSRM_TRACEBACK=1 shows where a problem arose.",
 )
-
-
-class Source(StrEnum):
-    """Where predictions may come from."""
-
-    WITHIN = "within"
-    ACROSS = "across"
-    BOTH = "both"
-
-
-class Model(StrEnum):
-    """What to fit."""
-
-    RMSRM = "RMSRM"
-    GPMSRM = "GPMSRM"
-
-
-class HoldOut(StrEnum):
-    """What is left out of a fit to test it."""
-
-    RUNS = "runs"
-    BLOCKS = "blocks"
-    PARTICIPANTS = "participants"
-
-
-class Picture(StrEnum):
-    """What to draw."""
-
-    LATENTS = "latents"
-    RESPONSES = "responses"
-    LOADINGS = "loadings"
-    CONVERGENCE = "convergence"
-    PREDICTION = "prediction"
-    TRACES = "traces"
-    RANKS = "ranks"
-    CHECK = "check"
-
-
-class Sampler(StrEnum):
-    """How to draw from a posterior."""
-
-    GIBBS = "gibbs"
-    NUTS = "nuts"
-
-
-RecordingPath = Annotated[
-    Path, typer.Argument(metavar="RECORDING", help="A recording (.nc), or a BIDS folder together with --task.")
-]
-FitPath = Annotated[Path, typer.Argument(metavar="FIT", help="An archive made by `msrm fit` or `msrm sample`.")]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Settings (TOML): the model's arguments, \\[responses.NAME], \\[recording]."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", "-s", metavar="NAME=VALUE", help="One setting, its value in TOML; wins over the file. Repeatable."
-    ),
-]
-ModelName = Annotated[Model | None, typer.Option(help="What to fit; RMSRM unless the settings say otherwise.")]
-Task = Annotated[str | None, typer.Option(help="BIDS folders: the task to read.")]
-Participants = Annotated[list[str] | None, typer.Option("--participant", help="Keep these only. Repeatable.")]
-Runs = Annotated[list[str] | None, typer.Option("--run", help="Keep these only. Repeatable.")]
-Modalities = Annotated[list[str] | None, typer.Option("--modality", help="Keep these only. Repeatable.")]
-Targets = Annotated[
-    list[str] | None,
-    typer.Option("--target", "-t", metavar="PARTICIPANT/MODALITY", help="A stream to predict. Repeatable."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -183,7 +146,7 @@ def fit(
         msrm fit rec.nc gp.nc -c gp.toml --model GPMSRM -s length_scale=4.0
     """
     flags = {"n_factors": factors, "latent_step": latent_step, "penalties": penalties}
-    flags |= {"n_init": n_init, "n_jobs": n_jobs, "seed": seed, "model": None if model is None else model.value}
+    flags |= {"n_init": n_init, "n_jobs": n_jobs, "seed": seed, "model": model}
     _do("fit", json, recording, out, config, settings, flags, _selection(task, participant, run, modality))
 
 
@@ -195,9 +158,9 @@ def sample(
     recording: RecordingPath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The draws to write (.nc).")],
     settings: Set = None,
-    sampler: Annotated[Sampler, typer.Option(help="How to draw.")] = Sampler.GIBBS,
+    sampler: Annotated[Sampler, typer.Option(help="How to draw.")] = "gibbs",
     chains: Annotated[int, typer.Option(help="Chains.")] = 4,
-    warmup: Annotated[int, typer.Option(help="Sweeps that tune each chain; not kept.")] = 1000,
+    warmup: Annotated[int, typer.Option(help="Sweeps (NUTS: draws) that tune each chain; not kept.")] = 1000,
     draws: Annotated[int, typer.Option(help="Draws kept of each chain.")] = 1000,
     path: Annotated[
         Path | None, typer.Option(help="Folder for the blocks of draws, so that a kill loses little.")
@@ -205,7 +168,19 @@ def sample(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run of --path; with more --draws, extend it.")
     ] = False,
-    n_jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; -1 for one a chain.")] = -1,
+    n_jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes; one a chain by default.")] = None,
+    metric: Annotated[
+        Metric | None, typer.Option(help="NUTS: of its coordinates; diagonal by default.", show_default=False)
+    ] = None,
+    chain_method: Annotated[
+        ChainMethod | None, typer.Option(help="NUTS: one by one (the default), in step, or a process each.")
+    ] = None,
+    target_accept: Annotated[
+        float | None, typer.Option(help="NUTS: acceptance that warm-up aims at; 0.8 by default.")
+    ] = None,
+    max_tree_depth: Annotated[
+        int | None, typer.Option(help="NUTS: at most 2 to this power leapfrog steps a draw; 10 by default.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     task: Task = None,
     participant: Participants = None,
@@ -222,9 +197,11 @@ def sample(
         msrm sample gp.nc rec.nc draws.nc --path blocks
         msrm sample gp.nc rec.nc draws.nc --path blocks --resume --draws 4000
         msrm sample gp.toml rec.nc draws.nc -s n_factors=2 --run run-1
+        msrm sample gp.nc rec.nc draws.nc --sampler nuts --warmup 300 --draws 500 --chain-method processes
     """
-    counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
-    options = {"sampler": sampler.value, **counts, "path": path, "resume": resume, "n_jobs": n_jobs}
+    options: dict[str, Any] = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    options |= {"path": path, "resume": resume, "n_jobs": n_jobs, "metric": metric, "chain_method": chain_method}
+    options |= {"target_accept": target_accept, "max_tree_depth": max_tree_depth}
     _do("sample", json, model, recording, out, settings, options, _selection(task, participant, run, modality))
 
 
@@ -234,9 +211,7 @@ def predict(
     recording: RecordingPath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The predictions to write (.nc).")],
     target: Targets = None,
-    source: Annotated[
-        Source, typer.Option(help="Predict from the target's participant, the others, or all.")
-    ] = Source.BOTH,
+    source: Annotated[Source, typer.Option(help="Predict from the target's participant, the others, or all.")] = "both",
     noise: Annotated[
         bool, typer.Option("--noise", help="GP-MSRM: variances of new measurements, noise included.")
     ] = False,
@@ -256,7 +231,7 @@ def predict(
     [bold]Example[/bold]: msrm predict fit.nc rec.nc out.nc -t p1/rating --source across
     """
     part = _selection(task, participant, run, modality)
-    options = {"source": source.value, "every": every, "noise": noise}
+    options = {"source": source, "every": every, "noise": noise}
     _do("predict", json, fitted, recording, out, target, options, part)
 
 
@@ -274,7 +249,7 @@ def evaluate(
     ] = None,
     config: Config = None,
     settings: Set = None,
-    hold_out: Annotated[HoldOut, typer.Option(help="What each fold leaves out.")] = HoldOut.RUNS,
+    hold_out: Annotated[HoldOut, typer.Option(help="What each fold leaves out.")] = "runs",
     folds: Annotated[
         int | None, typer.Option(help="Folds; by default one for each run or participant, 5 blocks.")
     ] = None,
@@ -302,8 +277,7 @@ def evaluate(
         msrm evaluate rec.nc -c fit.toml --hold-out participants -t p1/rating --json
         msrm evaluate rec.nc --fit fit.nc --run run-3 --training rec.nc --training-run run-1 --training-run run-2
     """
-    options = {"hold_out": hold_out.value, "folds": folds, "source": None if source is None else source.value}
-    options |= {"n_jobs": n_jobs, "seed": seed}
+    options = {"hold_out": hold_out, "folds": folds, "source": source, "n_jobs": n_jobs, "seed": seed}
     part = _selection(task, participant, run, modality)
     fit_made = {"path": fitted, "training": training, "runs": training_run}
     _do("evaluate", json, recording, fit_made, config, settings, target, options, out, part)
@@ -313,7 +287,7 @@ def evaluate(
 def plot(
     archive: Annotated[Path, typer.Argument(metavar="FIT", help="A fit, or for `--what prediction` predictions.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The picture to write: .png, .pdf or .svg.")],
-    what: Annotated[Picture, typer.Option(help="What to draw.")] = Picture.RESPONSES,
+    what: Annotated[Picture, typer.Option(help="What to draw.")] = "responses",
     recording: Annotated[
         Path | None, typer.Option(help="The recording; latents: of this one, with data support, not of the fit itself.")
     ] = None,
@@ -341,19 +315,24 @@ def plot(
     """
     choice: dict[str, Any] = {"participants": participant, "runs": run, "modality": modality, "features": feature}
     choice |= {"quantities": quantity}
-    _do("plot", json, archive, out, what.value, recording, task, choice, dpi)
+    _do("plot", json, archive, out, what, recording, task, choice, dpi)
 
 
 @app.command(rich_help_panel="Looking")
 def info(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A recording, an archive, or a BIDS folder.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A recording, an archive, a BIDS folder, or the folder of `msrm sample --path`."
+        ),
+    ],
     task: Task = None,
     json: Json = False,
 ) -> None:
     """Say what a file holds, after checking that it is intact.
 
     Of a recording: streams, clocks, missing data. Of an archive: model, settings, convergence, and what it was made
-    with (versions, machine, threads, git state).
+    with (versions, machine, threads, git state). Of a folder of draws: how many are there, and how to go on.
     """
     _do("info", json, path, task)
 
@@ -391,12 +370,12 @@ def _do(command: str, json: bool, *arguments: Any) -> None:
         answer = action(*arguments)
         typer.echo(answer.json() if json else answer.text())
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"msrm: {interrupt}" if str(interrupt) else "msrm: interrupted", err=True)
+        typer.echo(f"msrm: {as_typed(str(interrupt), _Group.words) or 'interrupted'}", err=True)
         raise typer.Exit(130) from None
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError, MemoryError) as error:
         if os.environ.get("MSRM_TRACEBACK") == "1":
             raise
-        typer.echo("msrm: " + " ".join(_told(error).split()), err=True)
+        typer.echo("msrm: " + " ".join(as_typed(_told(error), _Group.words).split()), err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(answer.exit_code)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from msrm.cli.wording import NUTS_OPTIONS, option
+from msrm.gp.storage import DrawStore
 from msrm.plain import to_plain
 from msrm.recording import Recording
 
@@ -22,6 +25,8 @@ __all__ = [
     "runtime_lines",
     "score_facts",
     "score_lines",
+    "store_facts",
+    "store_lines",
 ]
 
 
@@ -139,6 +144,44 @@ def draws_lines(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def store_facts(store: DrawStore) -> dict[str, Any]:
+    """What a sampling run has on disk, plain."""
+    identity, lasts = store.identity(), store.checkpoints()
+    settings = dict(identity["settings"])
+    return {
+        "path": str(store.folder),
+        "recording_digest": identity["data"],
+        **{name: settings.pop(name) for name in ("sampler", "chains", "warmup", "seed")},
+        "on_disk": [{"warmup": one.warmup, "draws": one.draws} if one else {"warmup": 0, "draws": 0} for one in lasts],
+        "running": store.is_running,
+        "settings": settings,
+        **{name: identity[name] for name in ("start", "versions", "device")},
+    }
+
+
+def store_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Draws on disk in a few lines, with the command that goes on."""
+    settings, model = facts["settings"], facts["settings"]["model"]
+    told = {name: facts[name] for name in ("sampler", "chains", "warmup", "seed")}
+    told |= {name: settings[name] for name in NUTS_OPTIONS if name in settings}
+    chains = [{"warmup": 0, "draws": 0}] * facts["chains"]
+    chains[: len(facts["on_disk"])] = facts["on_disk"]
+    words = [word for name, value in told.items() for word in (option(name), str(value))]
+    words += ["--draws", str(max([1000, *(chain["draws"] for chain in chains)]))]
+    return [
+        "draws on disk: " + ", ".join(f"{name} {value}" for name, value in told.items()),
+        *(
+            f"  chain {number}: warm-up {chain['warmup']} of {facts['warmup']}, {chain['draws']} draws"
+            for number, chain in enumerate(chains)
+        ),
+        f"GPMSRM: {model['n_factors']} factors, responses of {', '.join(model['responses'])}",
+        f"recording_digest: {facts['recording_digest']}",
+        "made with " + _versions(facts["versions"]),
+        *(["sampling is under way, or was killed"] if facts["running"] else []),
+        f"go on with: msrm sample FIT RECORDING OUT {shlex.join(['--path', facts['path'], '--resume', *words])}",
+    ]
+
+
 def score_facts(scores: xr.Dataset) -> dict[str, Any]:
     """Scores by stream and predictor, plain."""
     quantities = [str(n) for n, v in scores.data_vars.items() if v.dims == ("stream", "predictor")]
@@ -198,9 +241,11 @@ def recording_facts(recording: Recording) -> dict[str, Any]:
 
 def runtime_lines(facts: Mapping[str, Any]) -> list[str]:
     """How an archive was made, in a few lines."""
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     blas = ", ".join(f"{b['library']} {b['version']} ({b['threads']} threads)" for b in facts["blas"])
-    lines = [f"made on {facts['processor']}, {facts['platform']}, Python {facts['python']}", f"with {versions}"]
+    lines = [
+        f"made on {facts['processor']}, {facts['platform']}, Python {facts['python']}",
+        "with " + _versions(facts["versions"]),
+    ]
     lines.append(f"on {facts['cores']['available']} cores; BLAS {blas}")
     if facts["jax"]:
         lines.append(f"JAX on {facts['jax']['platform']}, {facts['dtype']}")
@@ -208,6 +253,10 @@ def runtime_lines(facts: Mapping[str, Any]) -> list[str]:
         if state:
             lines.append(f"git ({place}): {state['commit']}{' with changes' if state['modified'] else ''}")
     return lines
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _plain(value: Any) -> Any:

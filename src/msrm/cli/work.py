@@ -1,7 +1,6 @@
-"""What each command does: open, compute, save, and say what was found as text and as plain data."""
+"""What each command does: compute, save, and say what was found as text and as plain data."""
 
 import inspect
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import __version__, archive
-from msrm.bids import read_bids
+from msrm.cli.inputs import check_out, open_any, regular_times, targets_of, training_of, unfitted
 from msrm.cli.report import (
     Answer,
     draws_facts,
@@ -24,13 +23,16 @@ from msrm.cli.report import (
     runtime_lines,
     score_facts,
     score_lines,
+    store_facts,
+    store_lines,
 )
-from msrm.cli.settings import estimator_of, read_settings
 from msrm.evaluation import evaluate as evaluate_estimator
 from msrm.evaluation import score
+from msrm.gp.estimator import GPMSRM
+from msrm.gp.sampling import checked_options, draw_folder
+from msrm.gp.storage import DrawStore
 from msrm.plain import to_plain
-from msrm.recording import Recording, open_recording
-from msrm.runtime import guard
+from msrm.recording import Recording
 from msrm.runtime.doctor import diagnose
 from msrm.runtime.facts import describe
 from msrm.sealed import is_sealed
@@ -45,19 +47,15 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "error": "FAIL"}
 
 def simulate(out: Path, truth: Path | None, options: dict[str, Any]) -> Answer:
     """Write a simulated recording, and its truth when asked."""
+    for written in (out, truth):
+        if written is not None:
+            check_out(written)
     recording, made_by = simulate_recording(**options)
     recording.to_netcdf(out)
     if truth is not None:
         archive.write_tree(_truth_tree(made_by, recording), truth, kind="Truth")
     facts = {"recording": str(out), "truth": None if truth is None else str(truth), "digest": recording.digest()}
     return Answer(facts, [str(recording), f"saved {out}" + (f" and {truth}" if truth else "")])
-
-
-def _spare_inputs(out: Path, *inputs: Path | None) -> None:
-    """Refuse to write over what is read."""
-    for given in inputs:
-        if given is not None and out.resolve() == Path(given).resolve():
-            raise ValueError(f"{out} is an input; give OUT another name")
 
 
 def fit(
@@ -69,11 +67,8 @@ def fit(
     selection: Mapping[str, Any],
 ) -> Answer:
     """Fit and save; an interrupted fit never replaces a finished one."""
-    _spare_inputs(out, path, config)
-    settings, part = read_settings(config, assignments, flags)
-    estimator = estimator_of(settings)
-    recording = open_any(path, {**part, **selection})
-    guard()
+    check_out(out, path, config)
+    estimator, recording = unfitted(config, assignments, flags, path, selection)
     start = time.perf_counter()
     fitted = estimator.fit(recording)
     seconds = time.perf_counter() - start
@@ -94,26 +89,36 @@ def sample(
     options: Mapping[str, Any],
     selection: Mapping[str, Any],
 ) -> Answer:
-    """Draw from the posterior of a fit, or of a fit made first, and save."""
-    _spare_inputs(out, path, model)
+    """Draw from the posterior of a fit, or of a fit made first, and save; draws on disk go once they are saved."""
+    check_out(out, path, model)
+    settings = _checked_sampling(options)
     start = time.perf_counter()
     if model.is_file() and is_sealed(model):
         if assignments:
             raise ValueError(f"{model} is a fit, whose settings are made; leave out --set, or give settings instead")
-        fitted = archive.open_fit(model)
-        if not hasattr(fitted, "sample"):
+        fitted, recording = archive.open_fit(model), open_any(path, selection)
+        if not isinstance(fitted, GPMSRM):
             raise ValueError(f"{model} holds {type(fitted).__name__}; only a GPMSRM fit can be sampled")
-        recording = open_any(path, selection)
     else:
-        settings, part = read_settings(model, assignments, {"model": "GPMSRM"})
-        recording = open_any(path, {**part, **selection})
-        guard()
-        fitted = estimator_of(settings).fit(recording)
-    draws = fitted.sample(recording, **options)
-    draws.save(out)
+        estimator, recording = unfitted(model, assignments, {"model": "GPMSRM"}, path, selection)
+        fitted = estimator.fit(recording)
+    with draw_folder(options["path"]) as folder:
+        draws = fitted.sample(recording, **settings | {"path": folder})
+        draws.save(out)
     seconds = time.perf_counter() - start
     facts = {"archive": str(out), "seconds": seconds, **draws_facts(draws)}
     return Answer(facts, [*draws_lines(facts), f"sampled in {seconds:.1f} s, saved {out}"])
+
+
+def _checked_sampling(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `GPMSRM.sample` that were given, refused before a fit takes its time."""
+    given = {name: value for name, value in options.items() if value is not None}
+    counts = {name: given[name] for name in ("chains", "warmup", "draws", "seed")}
+    settings = {name: given[name] for name in given if name not in (*counts, "sampler", "path", "resume", "n_jobs")}
+    checked_options(given["sampler"], counts, settings, path=options["path"], resume=given["resume"])
+    if "n_jobs" in given and given["sampler"] == "nuts" and settings.get("chain_method") != "processes":
+        raise ValueError("--jobs: NUTS starts processes under --chain-method processes alone")
+    return given
 
 
 def predict(
@@ -125,13 +130,13 @@ def predict(
     selection: Mapping[str, Any],
 ) -> Answer:
     """Predict and save."""
-    _spare_inputs(out, path, fit_path)
+    check_out(out, path, fit_path)
     fitted, recording = archive.open_fit(fit_path), open_any(path, selection)
     every, extra = options["every"], {"noise": True} if options["noise"] else {}
     if extra and "noise" not in inspect.signature(fitted.predict).parameters:
         raise ValueError(f"--noise: {fit_path} is an {type(fitted).__name__}, whose predictions have no variances")
-    times = None if every is None else _regular_times(recording, every)
-    predicted = fitted.predict(recording, targets=_targets(targets), source=options["source"], times=times, **extra)
+    times = None if every is None else regular_times(recording, every)
+    predicted = fitted.predict(recording, targets=targets_of(targets), source=options["source"], times=times, **extra)
     predicted.attrs |= {"source": options["source"], "fit": fit_path.name, "recording_digest": recording.digest()}
     archive.write_tree(predicted, out, kind="Prediction")
     rows = []
@@ -155,20 +160,18 @@ def evaluate(
 ) -> Answer:
     """Score held-out predictions, of copies of an estimator or of a fit: `made` is its path, training and runs."""
     if out is not None:
-        _spare_inputs(out, path, config, made["path"])
-    wanted, seed = _targets(targets), options.pop("seed")
+        check_out(out, path, config, made["path"])
+    wanted, seed = targets_of(targets), options.pop("seed")
     if made["path"] is not None:
         if config is not None or assignments:
             raise ValueError("--fit scores a fit as it is; leave out --config and --set")
         fitted, recording = archive.open_fit(made["path"]), open_any(path, selection)
-        training = _training(fitted, made)
+        training = training_of(fitted, made)
         scores = score(
             fitted, recording, training=training, targets=wanted, source=options["source"] or "both", seed=seed or 0
         )
     else:
-        settings, part = read_settings(config, assignments, {"seed": seed})
-        estimator, recording = estimator_of(settings), open_any(path, {**part, **selection})
-        guard()
+        estimator, recording = unfitted(config, assignments, {"seed": seed}, path, selection)
         scores = evaluate_estimator(estimator, recording, targets=wanted, seed=seed or 0, **options)
     if out is not None:
         archive.write_tree(xr.DataTree(scores.assign_attrs(recording_digest=recording.digest())), out, kind="Scores")
@@ -185,8 +188,9 @@ def plot(
     dpi: int,
 ) -> Answer:
     """Draw and save one picture."""
-    _spare_inputs(out, path, recording_path)
+    check_out(out, path, recording_path)
     import_module("matplotlib").use("Agg")
+    _check_format(out)
     plots = import_module("msrm.plots")
     if what == "prediction":
         if recording_path is None:
@@ -202,8 +206,18 @@ def plot(
     return Answer({"picture": str(out), "what": what}, [f"saved {out}"])
 
 
+def _check_format(out: Path) -> None:
+    """Refuse an ending that no picture has."""
+    known = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
+    if out.suffix.lower().removeprefix(".") not in known:
+        raise ValueError(f"{out}: end its name in .png, .pdf or .svg (or {', '.join(sorted(known))})")
+
+
 def info(path: Path, task: str | None) -> Answer:
-    """What a file holds."""
+    """What a file or folder holds."""
+    if DrawStore(path).record.exists():
+        found = store_facts(DrawStore(path))
+        return Answer(found, store_lines(found))
     if path.is_dir() or not path.exists() or not is_sealed(path) or _kind_of(path) == "recording":
         recording = open_any(path, {} if task is None else {"task": task})
         return Answer(recording_facts(recording), [str(recording), f"digest {recording.digest()}"])
@@ -235,69 +249,6 @@ def doctor(probe: bool) -> Answer:
     worst = any(finding.level == "error" for finding in found)
     facts = {"msrm": __version__, "findings": [asdict(finding) for finding in found], "machine": describe()}
     return Answer(facts, lines, exit_code=int(worst))
-
-
-def open_any(path: Path | None, selection: Mapping[str, Any]) -> Recording:
-    """The recording of a .nc file or, with a task, of a BIDS folder; the part of it that `selection` names.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        When nothing is there, a folder has no task, or a name is not in the recording.
-    """
-    if path is None or not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
-    names = ("participants", "runs", "modalities")
-    part = {name: value for name, value in selection.items() if name in names and value is not None}
-    rest = {name: value for name, value in selection.items() if name not in names}
-    if path.is_dir():
-        if "task" not in rest:
-            raise ValueError(f"{path} is a folder: name the BIDS task to read with --task")
-        recording = read_bids(path, **rest)
-    elif rest:
-        raise ValueError(f"{path} is no BIDS folder: {next(iter(rest))!r} cannot be chosen in it")
-    else:
-        recording = open_recording(path)
-    return recording.select(**part) if part else recording
-
-
-def _targets(given: Sequence[str] | None) -> dict[str, list[str]] | None:
-    """{participant: [modality]} of PARTICIPANT/MODALITY words."""
-    if not given:
-        return None
-    targets: dict[str, list[str]] = {}
-    for word in given:
-        participant, slash, modality = word.partition("/")
-        if not slash or not participant or not modality:
-            raise ValueError(f"--target {word}: wanted PARTICIPANT/MODALITY, such as p1/rating")
-        targets.setdefault(participant, []).append(modality)
-    return targets
-
-
-def _training(fitted: Any, made: Mapping[str, Any]) -> Recording:
-    """The recording that a fit was made from, recognized by its digest."""
-    if made["training"] is None:
-        raise ValueError(
-            "--fit needs --training, the recording that the fit was made from; the baselines learn from it"
-        )
-    training = open_any(made["training"], {"runs": made["runs"]} if made["runs"] else {})
-    if training.digest() != fitted.recording_digest_:
-        raise ValueError(
-            f"{made['training']} is not what {made['path']} was fitted to (runs {', '.join(training.runs)}); "
-            "name its runs with --training-run"
-        )
-    return training
-
-
-def _regular_times(recording: Recording, every: float) -> dict[str, np.ndarray]:
-    """{run: times} every so many seconds over what was recorded."""
-    if not every > 0:
-        raise ValueError(f"--every must be above 0 seconds, found {every:g}")
-    spans = {r: [s.times for s in recording.streams(run=r)] for r in recording.runs}
-    limits = {r: (min(t[0] for t in times), max(t[-1] for t in times)) for r, times in spans.items()}
-    return {
-        r: low + every * np.arange(math.floor((high - low) / every + 1e-9) + 1) for r, (low, high) in limits.items()
-    }
 
 
 def _truth_tree(truth: Truth, recording: Recording) -> xr.DataTree:

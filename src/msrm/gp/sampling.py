@@ -32,13 +32,13 @@ from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import DrawStore
-from msrm.gp.tree import fitted_tree
+from msrm.gp.tree import model_arguments
 from msrm.gp.watching import Watch
 from msrm.recording import Recording
 from msrm.runtime.warn import visible_gpus
 from msrm.runtime.workers import parallel_map, worker_count
 
-__all__ = ["SAMPLERS", "sample"]
+__all__ = ["SAMPLERS", "checked_options", "draw_folder", "sample"]
 
 
 # An error whose standard deviation over the posterior is s nats moves posterior means by about s of their standard
@@ -104,8 +104,8 @@ def sample(
         On Ctrl-C; the message says where the draws made so far are and how to continue.
     """
     counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
-    _check(model, recording, sampler, counts, path, resume)
-    asked = _SETTINGS[sampler](settings)
+    asked = checked_options(sampler, counts, settings, path=path, resume=resume)
+    _check_fitted(model, recording)
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
     specification, layout = likelihood.specification, likelihood.nodes
@@ -115,10 +115,9 @@ def sample(
     run = SAMPLERS[sampler](model, likelihood, backend, start, asked, counts)
     recorded = {"sampler": sampler, **counts, **run.recorded}
     identity = _identity(model, recording, recorded, backend)
-    folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
-    with _kept_on_failure(folder, chains, temporary=path is None):
+    with draw_folder(path) as folder:
         store = (DrawStore.resume if resume else DrawStore.create)(folder, identity)
-        _check_length(store, chains, draws)
+        _check_length(store, draws)
         labels = {
             "log_likelihood_marginal": ["log_likelihood_marginal"],
             "noise": [f"noise[{p}/{m}]" for p, m in start.noise],
@@ -129,10 +128,31 @@ def sample(
         if min(done) < draws:
             raise KeyboardInterrupt
         read = run.read(store, chains)
+        attributes = {**recorded, "step": backend.step, "residual": sorted(backend.residual)}
+        return assembled(model, recording, specification, layout, start, read, attributes)
+
+
+@contextmanager
+def draw_folder(path: str | Path | None) -> Iterator[Path]:
+    """The folder for the blocks of a run: `path`, or a temporary one that goes when the block ends well.
+
+    When it does not, the error says where the draws made so far are; a temporary folder without any goes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="msrm-draws-")) if path is None else Path(path)
+    try:
+        yield folder
+    except BaseException as error:
+        held = DrawStore(folder).progress()
+        if path is None and held is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        told = f"sampling stopped with {held} in {folder}; continue with path={str(folder)!r}, resume=True"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(told if held else "sampling stopped before any draw was on disk") from None
+        if held and path is None:
+            error.add_note(told)
+        raise
     if path is None:
         shutil.rmtree(folder)
-    attributes = {**recorded, "step": backend.step, "residual": sorted(backend.residual)}
-    return assembled(model, recording, specification, layout, start, read, attributes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,44 +218,23 @@ def _nuts(
 
 def _no_settings(settings: dict[str, Any]) -> None:
     if settings:
-        raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs"; NUTS has settings.')
+        raise TypeError(f'{", ".join(settings)}: no setting of sampler="gibbs", which has none; sampler="nuts" has.')
 
 
 SAMPLERS: dict[str, Any] = {"gibbs": _gibbs, "nuts": _nuts}
 _SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {"gibbs": _no_settings, "nuts": NutsSettings.of}
 
 
-@contextmanager
-def _kept_on_failure(folder: Path, chains: int, *, temporary: bool) -> Iterator[None]:
-    """Say where draws are when sampling ends early; an unnamed folder without any is removed."""
-    try:
-        yield
-    except BaseException as error:
-        store = DrawStore(folder)
-        held = [last.draws for index in range(chains) if (last := store.last_of(index)) is not None]
-        if temporary and not held:
-            shutil.rmtree(folder, ignore_errors=True)
-        told = (
-            f"sampling stopped with {min(held, default=0)} draws of each chain in {folder}; continue with "
-            f"path={str(folder)!r}, resume=True"
-        )
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(told if held else "sampling stopped before any draw was on disk") from None
-        if held and temporary:
-            error.add_note(told)
-        raise
+def checked_options(
+    sampler: str, counts: Mapping[str, int], settings: dict[str, Any], *, path: str | Path | None, resume: bool
+) -> Any:
+    """A sampler's settings, after all that :func:`sample` can refuse without a model.
 
-
-def _check_length(store: DrawStore, chains: int, draws: int) -> None:
-    """Refuse to make a run shorter than it is."""
-    longest = max((last.draws for index in range(chains) if (last := store.last_of(index)) is not None), default=0)
-    if longest > draws:
-        raise ValueError(
-            f"{store.folder} holds {longest} draws of a chain, more than draws={draws}; ask for at least as many."
-        )
-
-
-def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int], path: Any, resume: bool) -> None:
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`sample`.
+    """
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {', '.join(map(repr, SAMPLERS))}, found {sampler!r}.")
     for name, count in counts.items():
@@ -244,13 +243,37 @@ def _check(model: Any, recording: Recording, sampler: str, counts: dict[str, int
             raise ValueError(f"{name} must be an integer of at least {least}, found {count!r}.")
     if resume and path is None:
         raise ValueError("resume=True needs the path of the run to continue.")
+    if not resume and path is not None:
+        DrawStore(Path(path)).check_unused()
+    return _SETTINGS[sampler](settings)
+
+
+def _check_length(store: DrawStore, draws: int) -> None:
+    """Refuse to make a run shorter than it is."""
+    longest = max((last.draws for last in store.checkpoints() if last is not None), default=0)
+    if longest > draws:
+        raise ValueError(
+            f"{store.folder} holds {longest} draws of a chain, more than draws={draws}; ask for at least as many."
+        )
+
+
+def _check_fitted(model: Any, recording: Recording) -> None:
+    """Refuse a model without a MAP, or a recording that it is not the MAP of."""
     if not hasattr(model, "model_"):
         raise ValueError("This GPMSRM is not fitted yet; call fit(recording) first: chains start from the MAP.")
-    if recording.digest() != model.recording_digest_:
-        raise ValueError(
-            f"The recording is not the one that was fitted (digest {recording.digest()[:12]}..., the fit's "
-            f"{model.recording_digest_[:12]}...). Fit it first: chains start from its MAP."
-        )
+    if recording.digest() == model.recording_digest_:
+        return
+    people, modalities = (dict.fromkeys(names) for names in zip(*model.model_.features, strict=True))
+    there = {"runs": tuple(model.model_.runs), "participants": tuple(people), "modalities": tuple(modalities)}
+    told = [
+        f"{name} {', '.join(here)} here, {', '.join(there[name])} fitted"
+        for name in there
+        if set(here := getattr(recording, name)) != set(there[name])
+    ]
+    told = told or [f"digest {recording.digest()[:12]}..., the fit's {model.recording_digest_[:12]}..."]
+    raise ValueError(
+        f"The recording is not the one that was fitted ({'; '.join(told)}). Fit it first: chains start from its MAP."
+    )
 
 
 def _grid_backend(likelihood: Likelihood, start: State, tolerance: float) -> StateSpace:
@@ -271,13 +294,12 @@ def _grid_backend(likelihood: Likelihood, start: State, tolerance: float) -> Sta
 def _identity(model: Any, recording: Recording, settings: dict[str, Any], backend: StateSpace) -> dict[str, Any]:
     """What a run is bound to (DESIGN 5): data, settings, versions, device."""
     facts = runtime.describe()
-    arguments = dict(fitted_tree(model, model.model_)["/settings"].attrs)
     return {
         "data": recording.digest(),
         # How many draws is no part of what they are: asking for more extends a run.
         "settings": {
             **{n: v for n, v in settings.items() if n != "draws"},
-            "model": arguments,
+            "model": model_arguments(model),
             "step": backend.step,
             "residual": sorted(backend.residual),
         },

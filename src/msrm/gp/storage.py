@@ -202,21 +202,12 @@ class DrawStore:
         ValueError
             When blocks are there that nothing says what they belong to.
         """
-        record = folder / "identity.json"
-        if next(folder.glob("chain-*/*.npz"), None) is not None and not record.exists():
-            raise ValueError(
-                f"{folder} holds blocks of draws but not identity.json, which says what they belong to: restore it, "
-                "give another path, or delete the folder"
-            )
-        if record.exists():
-            raise FileExistsError(
-                f"{folder} holds the draws of an earlier run. Continue it with resume=True, give another path, or "
-                "delete the folder"
-            )
+        made = cls(folder)
+        made.check_unused()
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(record) as aside:
+        with replacing(made.record) as aside:
             aside.write_text(json.dumps({"format": _FORMAT, **identity}, indent=1, sort_keys=True))
-        return cls(folder)
+        return made
 
     @classmethod
     def resume(cls, folder: Path, identity: Mapping[str, Any]) -> "DrawStore":
@@ -227,13 +218,10 @@ class DrawStore:
         ValueError
             When data, settings, versions or device differ; every difference is named.
         """
-        record = folder / "identity.json"
-        if not record.exists():
+        made = cls(folder)
+        if not made.record.exists():
             return cls.create(folder, identity)
-        try:
-            there = json.loads(record.read_text())
-        except ValueError as error:
-            raise ValueError(f"{record}: damaged ({error}). Restore it, or delete {folder} and sample again") from error
+        there = made.identity()
         here = json.loads(json.dumps({"format": _FORMAT, **identity}))
         found = list(differences(there, here, ""))
         if found:
@@ -241,7 +229,41 @@ class DrawStore:
                 f"cannot resume {folder}: not the run that started there. Different: {'; '.join(found)}. "
                 "Restore these, or sample to another path"
             )
-        return cls(folder)
+        return made
+
+    @property
+    def record(self) -> Path:
+        """The file that says what the draws belong to."""
+        return self.folder / "identity.json"
+
+    def identity(self) -> dict[str, Any]:
+        """What the draws belong to.
+
+        Raises
+        ------
+        ValueError
+            When its file is damaged.
+        """
+        try:
+            found: dict[str, Any] = json.loads(self.record.read_text())
+        except ValueError as error:
+            raise ValueError(
+                f"{self.record}: damaged ({error}). Restore it, or delete {self.folder} and sample again"
+            ) from error
+        return found
+
+    def check_unused(self) -> None:
+        """Raise as :meth:`create` when a run is there already."""
+        if self.record.exists():
+            raise FileExistsError(
+                f"{self.folder} holds the draws of an earlier run. Continue it with resume=True, give another path, or "
+                "delete the folder"
+            )
+        if next(self.folder.glob("chain-*/*.npz"), None) is not None:
+            raise ValueError(
+                f"{self.folder} holds blocks of draws but not identity.json, which says what they belong to: restore "
+                "it, give another path, or delete the folder"
+            )
 
     def chain(self, index: int) -> ChainStore:
         """The files of chain `index`, counted from 0."""
@@ -257,6 +279,21 @@ class DrawStore:
     def stop(self) -> None:
         """Tell all chains of the folder to stop."""
         (self.folder / _RUNNING).unlink(missing_ok=True)
+
+    def checkpoints(self) -> list[Checkpoint | None]:
+        """The last state of every chain that has a folder."""
+        return [ChainStore(folder).last() for folder in sorted(self.folder.glob("chain-*"))]
+
+    def progress(self) -> str | None:
+        """What its chains have on disk, in words; None when they have nothing."""
+        lasts = [last for last in self.checkpoints() if last is not None]
+        if not lasts:
+            return None
+        counts = sorted(last.draws for last in lasts) if any(last.draws for last in lasts) else []
+        what = "draws" if counts else "sweeps of warm-up"
+        counts = counts or sorted(last.warmup for last in lasts)
+        span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+        return f"{span} {what} of {len(lasts)} chain{'s' if len(lasts) > 1 else ''}"
 
     def last_of(self, index: int) -> Checkpoint | None:
         """The last state of a chain, which need not have started."""
