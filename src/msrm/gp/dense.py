@@ -24,7 +24,7 @@ from msrm.responses import Response
 
 Values = Mapping[str, Mapping[str, float]]
 _LAG_DIGITS = 9  # lags closer than 1e-9 s are one lag; times are given in seconds
-_RANK = 1e-14  # share of a node's largest precision below which a direction is rounding
+RANK = 1e-14  # share of a node's largest precision below which a direction is rounding
 _WHITENED_TOGETHER = 64  # functionals whose covariances are taken at once
 
 
@@ -368,7 +368,7 @@ def _block_diagonal(blocks: list[np.ndarray | int]) -> np.ndarray | None:
 def _roots(statistics: GroupStatistics) -> tuple[np.ndarray, np.ndarray]:
     """L of each node (node, K, K) with ``L L' = D`` of any rank, and q (node, K) with ``L q = h``."""
     values, vectors = np.linalg.eigh(statistics.precision)
-    scale = np.sqrt(np.where(values > _RANK * values[:, -1:], values, 0.0))
+    scale = np.sqrt(np.where(values > RANK * values[:, -1:], values, 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
     of_nodes, index = vectors[statistics.index], statistics.index
     data = np.einsum("jka,jk->ja", of_nodes, statistics.information) * inverse[index]

@@ -1,13 +1,16 @@
 """The dense likelihood on a device: log evidence and its derivatives from node covariances, in JAX (DESIGN 4).
 
-With C the covariance of the node functionals, ``D = R R'`` block diagonal and ``M = I + R' (I (x) C) R``, everything
-follows from log|M| and ``S = R M^-1 R'``, which is ``D - D P D`` for the posterior covariance P:
+With C the covariance of the node functionals, ``D = R R'`` block diagonal, ``h = R q + p`` (p is rounding where h comes
+from data) and ``M = I + R' (I (x) C) R``, everything follows from ``S = R M^-1 R'``, which is ``D - D P D`` for the
+posterior covariance P, and ``u = M^-1 (q - R' C p)``:
 
-    log evidence = h' C h / 2 - (C h)' S (C h) / 2 - log|M| / 2,    d/dC = (a a' - S) / 2 with a = h - S C h,
-    d/dh = E[g] = C a,    d/dD = -E[g g'] / 2,    dS = (1 - C S)' dD (1 - C S) - S dC S
+    log evidence = (q' q + p' C p - (q - R' C p)' u - log|M|) / 2,    a = h - D E[g] = R u + p,
+    d/dC = (a a' - S) / 2,    d/dh = E[g] = C a,    d/dD = -E[g g'] / 2,
+    dS = (1 - C S)' dD (1 - C S) - S dC S,    da = (1 - S C) (dh - dD C a) - S dC a
 
-so loadings of zero and D of any rank need no special case. Where S does not fit beside the factor of M, its columns are
-solved for and used a panel at a time. Vectors over nodes and factors are factor-major.
+so loadings of zero and D of any rank need no special case, and sharp data cancel in q, not in its square. Where S does
+not fit beside the factor of M, its columns are solved for and used a panel at a time. Vectors over nodes and factors
+are factor-major.
 """
 
 from functools import partial
@@ -16,16 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 
+from msrm.gp.dense import RANK
 from msrm.gp.jax_cholesky import cholesky, factor_inverse, solve_factor
 
 __all__ = ["DenseGradient", "dense_evidence", "dense_evidence_by_panels"]
-
-
-def _roots(precision: Array) -> Array:
-    """R (node, K, K) with ``R R' = D``, of any rank; never differentiated."""
-    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(precision))
-    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]
 
 
 def _inner(covariance: Array, roots: Array) -> Array:
@@ -42,24 +41,34 @@ def _between(left: Array, matrix: Array, right: Array) -> Array:
     return (half[:, :, None] * right.transpose(1, 2, 0)).sum(3)
 
 
-def _log_determinant(lower: Array) -> Array:
-    return 2.0 * jnp.log(jnp.diagonal(lower)).sum()
+def _factored(covariance: Array, precision: Array, information: Array) -> tuple[Array, Array, Array, Array]:
+    """The log evidence, a (node, K), R (node, K, K) of D of any rank, and the factor of M."""
+    values, vectors = jnp.linalg.eigh(precision)
+    scale = jnp.sqrt(jnp.where(values <= RANK * values[:, -1:], 0.0, values))
+    inverse = jnp.where(scale == 0.0, 0.0, 1.0 / jnp.where(scale == 0.0, 1.0, scale))
+    roots, data = vectors * scale[:, None, :], jnp.einsum("jka,jk->ja", vectors, information) * inverse
+    rest = information - jnp.einsum("jka,ja->jk", roots, data)
+    lower, prior = cholesky(_inner(covariance, roots)), covariance @ rest
+    pulled = data - jnp.einsum("jka,jk->ja", roots, prior)
+    half = solve_triangular(lower, pulled.T.reshape(-1, 1), lower=True)
+    quadratic = (data**2).sum() + (rest * prior).sum() - (half**2).sum()
+    solved = solve_triangular(lower, half, lower=True, trans=1).reshape(roots.shape[1], len(roots))
+    log_determinant = 2.0 * jnp.log(jnp.diagonal(lower)).sum()
+    return 0.5 * (quadratic - log_determinant), jnp.einsum("jka,aj->jk", roots, solved) + rest, roots, lower
 
 
 @jax.custom_jvp
-def _middle(covariance: Array, precision: Array) -> tuple[Array, Array]:
-    """log|M| and S (K, node, K, node)."""
-    roots = _roots(precision)
-    count, size = roots.shape[:2]
-    lower = cholesky(_inner(covariance, roots))
-    inverse = factor_inverse(lower).reshape(size, count, size, count)
-    return _log_determinant(lower), _between(roots, inverse, roots)
+def _answers(covariance: Array, precision: Array, information: Array) -> tuple[Array, Array, Array]:
+    """The log evidence, a (node, K), and S (K, node, K, node)."""
+    value, score, roots, lower = _factored(covariance, precision, information)
+    inverse = factor_inverse(lower).reshape(*roots.shape[1::-1], *roots.shape[1::-1])
+    return value, score, _between(roots, inverse, roots)
 
 
-@_middle.defjvp
-def _middle_jvp(primals: Any, tangents: Any) -> Any:
-    (covariance, precision), (d_covariance, d_precision) = primals, tangents
-    logs, middle = _middle(covariance, precision)
+@_answers.defjvp
+def _answers_jvp(primals: Any, tangents: Any) -> Any:
+    covariance, (d_covariance, d_precision, d_information) = primals[0], tangents
+    value, score, middle = _answers(*primals)
     flat = middle.reshape(middle.shape[0] * middle.shape[1], -1)
 
     def seen(matrix: Array) -> Array:
@@ -68,11 +77,18 @@ def _middle_jvp(primals: Any, tangents: Any) -> Any:
 
     outside = jnp.eye(len(flat)) - seen(covariance)
     through = jnp.einsum("jkl,ljm->kjm", d_precision, outside.reshape(*middle.shape[:2], -1)).reshape(flat.shape)
-    d_middle = outside.T @ through - flat @ seen(d_covariance)
-    d_logs = (jnp.einsum("kjki->ji", middle) * d_covariance).sum() + (
-        _posterior_blocks(covariance, middle) * d_precision
-    ).sum()
-    return (logs, middle), (d_logs, d_middle.reshape(middle.shape))
+    d_middle = (outside.T @ through - flat @ seen(d_covariance)).reshape(middle.shape)
+    moved = d_information - jnp.einsum("jkl,jl->jk", d_precision, covariance @ score)
+    d_score = moved - jnp.einsum("kjli,il->jk", middle, covariance @ moved + d_covariance @ score)
+    return (value, score, middle), (_value_tangent(covariance, score, middle, tangents), d_score, d_middle)
+
+
+def _value_tangent(covariance: Array, score: Array, middle: Array, tangents: Any) -> Array:
+    """Derivative of the log evidence along tangents of C, D and h."""
+    mean = covariance @ score
+    on_covariance = 0.5 * (score @ score.T - jnp.einsum("kjki->ji", middle))
+    second = _posterior_blocks(covariance, middle) + mean[:, :, None] * mean[:, None, :]
+    return (on_covariance * tangents[0]).sum() - 0.5 * (second * tangents[1]).sum() + (mean * tangents[2]).sum()
 
 
 def _posterior_blocks(covariance: Array, middle: Array) -> Array:
@@ -100,33 +116,13 @@ def dense_evidence(covariance: Array, precision: Array, information: Array) -> A
     ()
         NaN where the factorization fails. Differentiable to any order in every mode.
     """
-    roots = _roots(precision)
-    lower = cholesky(_inner(covariance, roots))
-    return _value(covariance, roots, information, lower)[0]
-
-
-def _value(covariance: Array, roots: Array, information: Array, lower: Array) -> tuple[Array, Array]:
-    """The log evidence and M^-1 R' C h (K node,)."""
-    prior_mean = covariance @ information
-    projected = jnp.einsum("jka,jk->aj", roots, prior_mean).reshape(-1, 1)
-    solved = solve_factor(lower, projected)
-    quadratic = (information * prior_mean).sum() - (projected * solved).sum()
-    return 0.5 * (quadratic - _log_determinant(lower)), solved[:, 0]
+    return _factored(covariance, precision, information)[0]
 
 
 @dense_evidence.defjvp
 def _dense_evidence_jvp(primals: Any, tangents: Any) -> Any:
-    covariance, precision, information = primals
-    logs, middle = _middle(covariance, precision)
-    prior_mean = covariance @ information
-    taken = jnp.einsum("kjli,il->jk", middle, prior_mean)
-    value = 0.5 * ((information * prior_mean).sum() - (prior_mean * taken).sum() - logs)
-    score = information - taken
-    mean = covariance @ score
-    on_covariance = 0.5 * (score @ score.T - jnp.einsum("kjki->ji", middle))
-    second = _posterior_blocks(covariance, middle) + mean[:, :, None] * mean[:, None, :]
-    tangent = (on_covariance * tangents[0]).sum() - 0.5 * (second * tangents[1]).sum() + (mean * tangents[2]).sum()
-    return value, tangent
+    value, score, middle = _answers(*primals)
+    return value, _value_tangent(primals[0], score, middle, tangents)
 
 
 class DenseGradient(NamedTuple):
@@ -157,11 +153,8 @@ def dense_evidence_by_panels(covariance: Array, precision: Array, information: A
     panel : int
         Nodes of a panel; beside M's factor lie ``4 K^2 node panel`` numbers.
     """
-    roots = _roots(precision)
+    value, score, roots, lower = _factored(covariance, precision, information)
     count, size = roots.shape[:2]
-    lower = cholesky(_inner(covariance, roots))
-    value, solved = _value(covariance, roots, information, lower)
-    score = information - jnp.einsum("jka,aj->jk", roots, solved.reshape(size, count))
     mean = covariance @ score
 
     def step(taken: Array, start: Array) -> tuple[Array, Array]:
