@@ -1,4 +1,4 @@
-"""What may be asked of a fit, checked: targets by participant, sources, times by run (DESIGN 5, 9)."""
+"""What may be fitted, and asked of a fit, checked: targets by participant, sources, times by run (DESIGN 5, 9)."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,23 @@ def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) 
     return out
 
 
-def check_factors(n_factors: Any, recording: Recording) -> None:
-    """Warn of more factors than all streams together have features: penalties or priors alone tell them apart.
+def check_training(n_factors: Any, recording: Any) -> None:
+    """Check what is fitted.
+
+    More factors than all streams together have features draw a warning: penalties or priors alone tell them apart.
+
+    Raises
+    ------
+    TypeError
+        For anything but a recording.
 
     Warns
     -----
     UserWarning
         With the number of features.
     """
+    if not isinstance(recording, Recording):
+        raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
     total = sum(len(recording.features(*pair)) for pair in recording.pairs)
     if isinstance(n_factors, int | np.integer) and n_factors > total:
         warnings.warn(
@@ -69,6 +78,25 @@ def check_factors(n_factors: Any, recording: Recording) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def check_variation(recording: Recording) -> None:
+    """Refuse streams without variation, whose noise variance has no maximum but the prior's.
+
+    Raises
+    ------
+    ValueError
+        Naming the stream.
+    """
+    for participant, modality in recording.pairs:
+        summaries = [stream.summary for stream in recording.streams(participant, modality=modality)]
+        lowest = np.fmin.reduce([summary.minimum for summary in summaries])
+        highest = np.fmax.reduce([summary.maximum for summary in summaries])
+        if not np.any(highest > lowest):
+            raise ValueError(
+                f"{modality!r} of {participant}: none of its {len(lowest)} features varies, so there is nothing to "
+                "fit. Drop the stream."
+            )
 
 
 def check_runs(times: Times, runs: Sequence[str]) -> None:

@@ -1,7 +1,13 @@
-"""What every estimator shares with scikit-learn: arguments stored untouched, ``get_params``, ``set_params``, a repr."""
+"""What every estimator shares with scikit-learn: arguments stored untouched, ``get_params``, ``set_params``, a repr.
+
+Those that end in a fitted model share a :class:`Fit` of it.
+"""
 
 import inspect
+from pathlib import Path
 from typing import Any, Self
+
+from msrm import archive
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -53,3 +59,24 @@ class Estimator:
             if value is not defaults[name].default and repr(value) != repr(defaults[name].default)
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Fit[Model]:
+    """What estimators share once they are fitted: the model under ``model_``, copies with it, an archive."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
+        return archive.save_fit(self, path)
+
+    @property
+    def _fitted(self) -> Model:
+        if "model_" not in self.__dict__:
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(recording) first.")
+        model: Model = self.__dict__["model_"]
+        return model
+
+    def _copy(self) -> Self:
+        """Another estimator of the same fit."""
+        out = object.__new__(type(self))
+        out.__dict__.update(self.__dict__)
+        return out

@@ -127,6 +127,17 @@ def select_likelihood(
     return Choice(grid, "statespace", told)
 
 
+def grid_facts(backend: Backend) -> dict[str, Any]:
+    """A backend's grid, plain: ``step`` (NaN without one) and ``residual``, ``coarse_step`` and ``moments`` if any."""
+    coarse_step, moments = float(getattr(backend, "coarse_step", np.nan)), int(getattr(backend, "moments", 0))
+    return {
+        "step": float(getattr(backend, "step", np.nan)),
+        "residual": sorted(getattr(backend, "residual", ())),
+        **({"coarse_step": coarse_step} if np.isfinite(coarse_step) else {}),
+        **({"moments": moments} if moments else {}),
+    }
+
+
 def dense_seconds(groups: Mapping[str, Mapping[str, NodeGroup]], n_factors: int) -> float:
     """Estimated time of a dense value and gradient on one core."""
     orders = [float(n_factors * sum(group.n_nodes for group in run.values())) for run in groups.values()]

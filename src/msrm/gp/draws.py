@@ -4,7 +4,6 @@ What draws hold and their raw features are :mod:`msrm.gp.raw_draws`; predictions
 :class:`~msrm.gp.ensemble.Ensemble` (DESIGN 5).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,29 +39,23 @@ class Draws(RawDraws):
         return summary(self.tree, **options)
 
     def predict(
-        self,
-        recording: Recording,
-        *,
-        targets: Mapping[str, str | Sequence[str]] | None = None,
-        source: str = "both",
-        times: Any = None,
-        noise: bool = False,
-        joint: str | None = None,
-        truth: Recording | None = None,
+        self, recording: Recording, *, noise: bool = False, truth: Recording | None = None, **asked: Any
     ) -> xr.DataTree:
         """As :meth:`msrm.GPMSRM.predict`, averaged over the ensemble: variances include the parameters' uncertainty.
 
         Parameters
         ----------
-        recording, targets, source, times, noise, joint
+        recording, noise
             As there.
         truth : Recording, optional
             Values at the predicted times; each gets ``log_density``, averaged over the members' densities, and
             ``probability``, that of a smaller value (time, feature). Nothing is predicted from them.
+        asked
+            ``targets``, ``source``, ``times`` and ``joint``, as there.
         """
 
         def answer(member: FittedGP) -> xr.DataTree:
-            tree = prediction.predict(member, recording, targets, source, times, noise=noise, joint=joint)
+            tree = prediction.predict(member, recording, noise=noise, **asked)
             return tree if truth is None else with_densities(tree, truth)
 
         return self.ensemble.average(answer)

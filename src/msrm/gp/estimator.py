@@ -7,36 +7,34 @@ are functions of the plain :class:`~msrm.gp.fitted.FittedGP` that a fit ends in.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 
-from msrm import archive
-from msrm.asking import Targets, Times, check_factors, chosen_pairs
+from msrm.asking import Targets, Times, check_training, check_variation, chosen_pairs
+from msrm.estimator import Fit
 from msrm.gp import prediction
-from msrm.gp.backends import Choice
+from msrm.gp.backends import Choice, grid_facts
 from msrm.gp.calibration import calibrated, raw_parameters
-from msrm.gp.draws import Draws
 from msrm.gp.fitted import FittedGP, Standardization, training_nodes
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.map import MapResult, StartRecord, maximize
 from msrm.gp.model import GPDensity
 from msrm.gp.paths import latent_paths
 from msrm.gp.rotation import principal
-from msrm.gp.sampling import sample
+from msrm.gp.sampling import sample as sampled_posterior
 from msrm.gp.starts import Start, component_starts, prior_start
 from msrm.gp.translation import translated_start
 from msrm.gp.tree import fitted_from_tree, fitted_tree, starts_from_tree, starts_tree
 from msrm.nodes import usable_rows
 from msrm.recording import Recording
-from msrm.regularized import ConvergenceWarning, NotFittedError
+from msrm.regularized import ConvergenceWarning
 
 _CONDITION_MODES = ("frozen",)
 
 
-class GPMSRM(GPDensity):
+class GPMSRM(Fit[FittedGP], GPDensity):
     __doc__ = (
         (GPDensity.__doc__ or "").replace("GPDensity", "GPMSRM")
         + """
@@ -95,11 +93,9 @@ class GPMSRM(GPDensity):
         UserWarning
             When another basin ends within 10 nats, or the likelihood's error exceeds its tolerance.
         """
-        if not isinstance(recording, Recording):
-            raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
         self.specification  # noqa: B018 - refuses bad arguments before any data is read
-        check_factors(self.n_factors, recording)
-        _check_variation(recording)
+        check_training(self.n_factors, recording)
+        check_variation(recording)
         standardization = self.standardization(recording)
         likelihood, choice = self.prepared(recording, reduce=True, standardization=standardization)
         result = maximize(
@@ -264,45 +260,11 @@ class GPMSRM(GPDensity):
         )
         if not converged:
             warnings.warn(f"The calibration did not converge: {reason}.", ConvergenceWarning, stacklevel=2)
-        out = type(self)(**self.get_params())
-        out.__dict__.update({name: value for name, value in self.__dict__.items() if name.endswith("_")})
+        out = self._copy()
         out._describe(joined)
         return out
 
-    def sample(
-        self,
-        recording: Recording,
-        *,
-        sampler: str = "gibbs",
-        chains: int = 4,
-        warmup: int = 1000,
-        draws: int = 1000,
-        seed: int = 0,
-        path: str | Path | None = None,
-        resume: bool = False,
-        n_jobs: int = -1,
-        progress: bool | None = None,
-        **settings: Any,
-    ) -> Draws:
-        """Draw from the posterior, starting from the MAP; see :func:`msrm.gp.sampling.sample`."""
-        return sample(
-            self,
-            recording,
-            sampler=sampler,
-            chains=chains,
-            warmup=warmup,
-            draws=draws,
-            seed=seed,
-            path=path,
-            resume=resume,
-            n_jobs=n_jobs,
-            progress=progress,
-            **settings,
-        )
-
-    def save(self, path: str | Path) -> Path:
-        """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
-        return archive.save_fit(self, path)
+    sample = sampled_posterior
 
     def to_tree(self) -> xr.DataTree:
         """The fit as plain numbers and text."""
@@ -333,12 +295,6 @@ class GPMSRM(GPDensity):
         out._describe(fitted)
         return out
 
-    @property
-    def _fitted(self) -> FittedGP:
-        if not hasattr(self, "model_"):
-            raise NotFittedError("This GPMSRM is not fitted yet; call fit(recording) first.")
-        return self.model_
-
     def _starts(
         self, likelihood: Likelihood, recording: Recording, standardization: dict[tuple[str, str], Standardization]
     ) -> list[Callable[[], Sequence[Start]]]:
@@ -361,7 +317,6 @@ class GPMSRM(GPDensity):
         likelihood = result.likelihood
         parameters, explained, power = principal(likelihood, result.point.parameters)
         usable = usable_rows(recording, likelihood.specification.responses, edges=self.edges)
-        backend = likelihood.backend
         self.objective_ = result.point.value
         self.log_prior_ = likelihood.layout.log_prior(parameters)
         self.log_likelihood_ = -self.objective_ - self.log_prior_
@@ -375,31 +330,18 @@ class GPMSRM(GPDensity):
         self.explained_variance_ = xr.DataArray(explained, factor, ("factor",), "explained_variance")
         self.latent_power_ = xr.DataArray(power, factor, ("factor",), "latent_power")
         self.starts_: tuple[StartRecord, ...] = result.starts
-        step = float(getattr(backend, "step", np.nan))
-        coarse_step = float(getattr(backend, "coarse_step", np.nan))
-        moments = int(getattr(backend, "moments", 0))
-        residual = frozenset(getattr(backend, "residual", frozenset()))
-        self.backend_ = {
-            "name": choice.name,
-            "reason": choice.reason,
-            "step": step,
-            "residual": sorted(residual),
-            "device": choice.device,
-            "device_reason": choice.device_reason,
-        }
-        if np.isfinite(coarse_step):
-            self.backend_["coarse_step"] = coarse_step
-        if moments:
-            self.backend_["moments"] = moments
+        grid = grid_facts(likelihood.backend)
+        self.backend_ = {"name": choice.name, "reason": choice.reason, **grid}
+        self.backend_ |= {"device": choice.device, "device_reason": choice.device_reason}
         self._describe(
             FittedGP(
                 likelihood.specification,
                 self.edges,
                 choice.name,
-                step,
-                coarse_step,
-                moments,
-                residual,
+                grid["step"],
+                grid.get("coarse_step", np.nan),
+                grid.get("moments", 0),
+                frozenset(grid["residual"]),
                 {pair.key: recording.features(*pair.key) for pair in likelihood.nodes.pairs},
                 standardization,
                 raw_parameters(likelihood, parameters),
@@ -449,19 +391,6 @@ _EVIDENCE = (
     "backend",
     "recording_digest",
 )
-
-
-def _check_variation(recording: Recording) -> None:
-    """Refuse streams without variation, whose noise variance has no maximum but the prior's."""
-    for participant, modality in recording.pairs:
-        summaries = [stream.summary for stream in recording.streams(participant, modality=modality)]
-        lowest = np.fmin.reduce([summary.minimum for summary in summaries])
-        highest = np.fmax.reduce([summary.maximum for summary in summaries])
-        if not np.any(highest > lowest):
-            raise ValueError(
-                f"{modality!r} of {participant}: none of its {len(lowest)} features varies, so there is nothing to "
-                "fit. Drop the stream."
-            )
 
 
 def _prior_starts(likelihood: Likelihood, rng: np.random.Generator, number: int) -> list[Start]:

@@ -152,12 +152,12 @@ def check_stream(fitted: FittedGP, stream: Stream) -> None:
 def predict(
     fitted: FittedGP,
     recording: Recording,
-    targets: Targets,
-    source: str,
-    times: Times,
+    targets: Targets = None,
+    source: str = "both",
+    times: Times = None,
     *,
-    noise: bool,
-    joint: str | None,
+    noise: bool = False,
+    joint: str | None = None,
 ) -> xr.DataTree:
     """Predictions of every target in every run; see :meth:`msrm.GPMSRM.predict`."""
     if source not in SOURCES:

@@ -66,7 +66,7 @@ def sample(
     Parameters
     ----------
     model : GPMSRM
-        Fitted to `recording`; chains start from its MAP.
+        Whose method this is, fitted to `recording`: chains start from its MAP.
     recording : Recording
     sampler : {"gibbs", "nuts"}
     chains, warmup, draws : int

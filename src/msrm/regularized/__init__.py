@@ -5,7 +5,8 @@
 minimize it, `assembly` makes the fitted `model`, `inference`, `prediction` and `calibration` use it, `tree` stores it.
 """
 
-from msrm.regularized.estimator import RMSRM, ConvergenceWarning, NotFittedError
+from msrm.estimator import NotFittedError
+from msrm.regularized.estimator import RMSRM, ConvergenceWarning
 from msrm.regularized.search import Start
 
 __all__ = ["RMSRM", "ConvergenceWarning", "NotFittedError", "Start"]

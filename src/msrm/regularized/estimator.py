@@ -3,15 +3,13 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 
-from msrm import archive
-from msrm.asking import check_factors
-from msrm.estimator import Estimator, NotFittedError
+from msrm.asking import check_training
+from msrm.estimator import Estimator, Fit
 from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
 from msrm.regularized import labelled, prediction
@@ -32,7 +30,7 @@ class ConvergenceWarning(UserWarning):
     """A fit ended before it was stationary; `stop_reason_` says why."""
 
 
-class RMSRM(Estimator):
+class RMSRM(Fit[Model], Estimator):
     """Regularized multimodal shared response model: a penalized least-squares fit, standardized inside.
 
     Each run has a latent path of `n_factors` values on a uniform grid, linearly interpolated; every stream sees it
@@ -186,9 +184,7 @@ class RMSRM(Estimator):
         ConvergenceWarning
             When the chosen start did not converge.
         """
-        if not isinstance(recording, Recording):
-            raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
-        check_factors(self.n_factors, recording)
+        check_training(self.n_factors, recording)
         params, results = self.get_params(), None
         chosen = {name: params[name] for name in _PENALTIES}
         if not (isinstance(self.penalties, str) and self.penalties == "given"):
@@ -284,15 +280,9 @@ class RMSRM(Estimator):
         ValueError
             For streams already in the fit, unknown runs, or separate latents.
         """
-        out = type(self)(**self.get_params())
-        out.__dict__.update({name: value for name, value in self.__dict__.items() if name.endswith("_")})
-        out._recording = self._recording
+        out = self._copy()
         out._describe(calibrated(self._fitted, recording))
         return out
-
-    def save(self, path: str | Path) -> Path:
-        """Write the fit to one archive file, which `msrm.open_fit` reads; an existing file is replaced when whole."""
-        return archive.save_fit(self, path)
 
     def to_tree(self) -> xr.DataTree:
         """The fit as plain numbers and text."""
@@ -347,12 +337,6 @@ class RMSRM(Estimator):
             # A pickled fit must not carry its recording.
             return self.__dict__ | {"_digest": self.recording_digest_, "_recording": None}
         return self.__dict__
-
-    @property
-    def _fitted(self) -> Model:
-        if not hasattr(self, "model_"):
-            raise NotFittedError("This RMSRM is not fitted yet; call fit(recording) first.")
-        return self.model_
 
     def _keep(self, found: Assembled, starts: tuple[Start, ...]) -> None:
         best = starts[0]
