@@ -4,12 +4,12 @@
     python benchmarks/cuda.py --platform cpu --small --out /tmp/cuda.json     # a rehearsal anywhere
     python benchmarks/cuda.py --sections likelihood dense --seconds 240       # some of it, within a time
 
-Sections: `likelihood` (whole log likelihood and gradient by features and length), `gibbs` (effective draws in a
-minute), `profile` (the kernels of a gradient), `dense` (gradient against the raw factorization), `kernels` (what a
-level of cyclic reduction is made of), `tuning` (settings of the block solver), `cache` (second start of a process with
-JAX's persistent compilation cache), `memory` (the largest dense order), `chains` (vectorized), `flags` (XLA's own
-settings), `blocks` (the table of DESIGN 7). Times are medians after a warm-up; compilation is apart. Recordings are
-those of `msrm.simulate`, which are the workload's shape.
+Sections: `likelihood` (whole log likelihood and gradient by features and length), `profile` (the kernels of a
+gradient), `dense` (gradient against the raw factorization), `kernels` (what a level of cyclic reduction is made of),
+`tuning` (settings of the block solver), `cache` (second start of a process with JAX's persistent compilation cache),
+`memory` (the largest dense order), `chains` (vectorized), `flags` (XLA's own settings), `blocks` (the table of DESIGN
+7). Times are medians after a warm-up; compilation is apart. Recordings are those of `msrm.simulate`, which are the
+workload's shape.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +27,6 @@ from typing import Any
 Record = dict[str, Any]
 SECTIONS = (
     "likelihood",
-    "gibbs",
     "profile",
     "dense",
     "kernels",
@@ -249,101 +247,6 @@ def tuning(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     arguments = (6, 0.2 * LENGTH, 0.9, None) if small else (360, LENGTH, 0.45, None)
     for solver in settings[:2] if small else settings:
         yield f"{solver}", lambda s=solver: whole(*arguments, s, check=False)
-
-
-GIBBS_SECONDS = 60.0
-
-
-def gibbs(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Effective draws of compiled Gibbs sweeps in a minute after compilation, warm-up included."""
-
-    def figure(features: int, chains: int, seconds: float) -> Record:
-        import numpy as np
-        from ours import gp
-
-        import msrm
-        from msrm.gp import sampling
-        from msrm.gp.gibbs import native
-        from msrm.gp.gibbs.start import balanced, state_of
-        from msrm.gp.gibbs.sweep import Sweeper
-        from msrm.gp.storage import RUNNING, DrawStore
-
-        recording, _ = msrm.simulate(features=features, seconds=60.0 if small else LENGTH)
-        begin = time.perf_counter()
-        fit = gp(progress=False, device="cpu", n_starts=1).fit(recording)
-        likelihood, _ = fit.prepared(recording, reduce=True, standardization=fit.model_.standardization)
-        specification, layout = likelihood.specification, likelihood.nodes
-        start = state_of(specification, layout, fit.model_.parameters)
-        backend = sampling._grid_backend(likelihood, start, sampling._VARIATION * fit.likelihood_tolerance)
-        start = balanced(Sweeper(specification, layout, backend), start)
-        prepared_seconds = time.perf_counter() - begin
-        run = native.NativeGibbsRun(specification, layout, backend, start)
-        with tempfile.TemporaryDirectory() as folder:
-            store = DrawStore.create(Path(folder) / "run", {})
-            (store.folder / RUNNING).touch()
-            together = native._Chains(run, store, chains, 20 if small else 300, 100_000, 0)
-            advance, taken = together._advance, []
-
-            def counted(count: int) -> None:
-                if taken and sum(taken[1:]) > seconds:
-                    raise KeyboardInterrupt
-                started = time.perf_counter()
-                advance(count)
-                taken.append(time.perf_counter() - started)
-                if len(taken) in (1, 2, 10):
-                    print("gibbs", together.number, "sweeps, dispatches of", taken, "s", flush=True)
-                if len(taken) == 1 and (gate := os.environ.get("MSRM_BENCHMARK_GATE")):
-                    while not Path(gate).exists():  # other work on the card ends first
-                        time.sleep(0.2)
-
-            together._advance = counted
-            with suppress(KeyboardInterrupt):
-                together.run()
-        made = {name: np.concatenate([part[name] for part in together.buffer], 1) for name in together.buffer[0]}
-        sweeps = together.number
-        return {
-            "chains": chains,
-            "step_s": backend.step,
-            "map_and_grid_s": prepared_seconds,
-            "first_dispatch_with_compilation_s": taken[0],
-            "sampling_s": sum(taken[1:]),
-            "sweeps": sweeps,
-            "draws_a_chain": made["noise"].shape[1],
-            "ms_a_sweep_of_all_chains": 1e3 * median(taken[2:]) / native._SWEEPS,
-            "dispatches_a_sweep": len(taken) / sweeps,
-            "acceptance": made["acceptance"].mean((0, 1)).tolist(),
-            "least_ess": effective(made, layout, specification.n_factors),
-        }
-
-    yield "features 3600", lambda: figure(6, 2, 5.0) if small else figure(3600, 16, GIBBS_SECONDS)
-
-
-def effective(made: dict[str, Any], layout: Any, factors: int) -> dict[str, Any]:
-    """Smallest bulk ESS and largest R-hat by kind; offsets and norms of rotated features, norms of whole streams."""
-    import numpy as np
-
-    from msrm.diagnostics import summary
-
-    kinds = {"log_likelihood": made["log_likelihood_marginal"][..., None], "noise": made["noise"]}
-    kinds["responses"] = made["scalars"][..., np.ptp(made["scalars"], axis=(0, 1)) > 0.0]
-    offsets, norms, totals = [], [], []
-    for place, pair in enumerate(layout.pairs):
-        rows = made[f"rows.{place}"]
-        some = np.unique(np.linspace(0, pair.n_coordinates - 1, 12).astype(int))
-        offsets.append(rows[:, :, some, factors])
-        norms.append(np.square(rows[:, :, some, :factors]).sum(-1))
-        totals.append(np.square(rows[..., :factors]).sum((-1, -2))[..., None])
-    kinds |= {"offset": np.concatenate(offsets, -1), "loading_norm2": np.concatenate(norms, -1)}
-    kinds["stream_norm2"] = np.concatenate(totals, -1)
-    found = {}
-    for kind, values in kinds.items():
-        tables = [summary(values[..., place]).table for place in range(values.shape[-1])]
-        found[kind] = {
-            "quantities": len(tables),
-            "ess_bulk": min(float(table["ess_bulk"].min()) for table in tables),
-            "r_hat": max(float(table["r_hat"].max()) for table in tables),
-        }
-    return found | {"smallest": min(one["ess_bulk"] for one in found.values())}
 
 
 def profile(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
