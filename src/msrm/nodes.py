@@ -163,7 +163,7 @@ class Evidence:
     diagnostic : str
         Empty, or what failed.
     mean : {modality: (node, K)}
-        E[g], the derivative in h.
+        E[g], the derivative in h; where no gradient is asked for, where the backend has it at hand.
     second_moment : {modality: (P, K, K)}
         Sum of E[g g'] over the nodes of each distinct D: minus two times the derivative in D.
     response_gradient : {modality: {name: float}}
@@ -200,5 +200,5 @@ class Backend(Protocol):
         statistics: Mapping[str, GroupStatistics],
         gradient: bool = True,
     ) -> Evidence:
-        """Log evidence of one run; without ``gradient`` only ``log_evidence`` is set."""
+        """Log evidence of one run; without ``gradient`` only ``log_evidence`` and perhaps ``mean``."""
         ...

@@ -7,6 +7,7 @@ import pytest
 from gp_oracles import IMPULSE, finite_difference, functional_covariance, gaussian_functional
 
 from msrm.gp.chain import chain_of
+from msrm.gp.dense import Dense
 from msrm.gp.refinement import measured_error, resolved
 from msrm.gp.statespace import StateSpace, covering_grid, filtered_period, identity_period
 from msrm.latent_grid import Matern12, Matern32, Matern52
@@ -137,7 +138,9 @@ def test_every_derivative_of_the_log_evidence(size, distinct, pairs, residual, s
     np.testing.assert_allclose(evidence.length_scale_gradient, found, **close)
 
     rng = np.random.default_rng(0)
+    without = backend.evidence("run", VALUES, LENGTH_SCALE, statistics, False)
     for modality, one in statistics.items():
+        np.testing.assert_array_equal(without.mean[modality], evidence.mean[modality])
         direction = rng.standard_normal(one.information.shape)
         found = finite_difference(
             lambda x, m=modality, o=one, d=direction: value(
@@ -170,6 +173,14 @@ def test_every_derivative_of_the_log_evidence(size, distinct, pairs, residual, s
                 1e-3,
             )
             np.testing.assert_allclose(np.sum(evidence.coefficient_gradient[modality] * direction), found, **close)
+
+
+def test_means_of_the_dense_backend_need_no_gradient():
+    groups, statistics = problem(2, 2, pairs=True)
+    backend = Dense({"run": groups}, 2)
+    means = [backend.evidence("run", VALUES, LENGTH_SCALE, statistics, slopes).mean for slopes in (False, True)]
+    for modality in groups:
+        np.testing.assert_array_equal(means[0][modality], means[1][modality])
 
 
 def test_no_information_is_the_prior():

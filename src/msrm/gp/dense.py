@@ -70,10 +70,10 @@ class Dense:
         posterior = self._posterior(run, response_values, length_scale, statistics, blocks)
         if not posterior.factor.ok or not np.isfinite(posterior.log_evidence):
             return Evidence.failed(posterior.factor.diagnostic or "the log evidence is not finite")
-        if not gradient:
-            return Evidence(posterior.log_evidence)
         size, roots, covariance, score = self.n_factors, posterior.roots, posterior.covariance, posterior.score
-        mean = covariance @ score
+        mean, nodes = covariance @ score, _slices({name: group.n_nodes for name, group in self.groups[run].items()})
+        if not gradient:
+            return Evidence(posterior.log_evidence, mean={name: mean[span] for name, span in nodes.items()})
         middle = np.einsum(
             "jka,jaib,ilb->kjli",
             roots,

@@ -103,7 +103,11 @@ class Likelihood:
 
     def node_means(self, parameters: Parameters) -> dict[tuple[str, str], np.ndarray] | None:
         """E[g] (node, K) by run and modality, or None where a factorization fails."""
-        evidence = self._evidence(parameters, self.summed(parameters), True)
+        summed = self.summed(parameters)
+        evidence = self._evidence(parameters, summed, False)
+        if not all(one.mean for one in evidence.values()):
+            # Compiled backends get them by differentiation.
+            evidence = self._evidence(parameters, summed, True)
         if not all(one.ok for one in evidence.values()):
             return None
         return {(run, modality): mean for run, one in evidence.items() for modality, mean in one.mean.items()}

@@ -72,6 +72,10 @@ class NodeTerms:
     def add_to(self, band: np.ndarray) -> None:
         """Add what ``gram`` and ``matrices`` do not hold of the posterior precision; nothing here."""
 
+    def mean(self, state_means: np.ndarray) -> np.ndarray:
+        """E[g] (node, K) from ``a_j . E[states]`` (node, K)."""
+        return state_means
+
     def draw(self, rng: np.random.Generator, states: np.ndarray) -> np.ndarray:
         """The nodes' functionals (node, K) given the states (column, K), residuals drawn."""
         return self.rows.apply(states)
@@ -159,12 +163,19 @@ class ResidualTerms(EntryTerms):
 
     shrink: np.ndarray = field(kw_only=True)
 
+    def _shrunk_score(self, state_means: np.ndarray) -> np.ndarray:
+        """``S (h - D a . states)``, (node, K): E of the residuals over rho."""
+        full = self.statistics.precision[self.statistics.index]
+        score = self.statistics.information - np.einsum("jik,jk->ji", full, state_means)
+        return np.einsum("jik,jk->ji", self.shrink, score)
+
+    def mean(self, state_means: np.ndarray) -> np.ndarray:
+        return state_means + self.made.residual[:, None] * self._shrunk_score(state_means)
+
     def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
         covariance, pulled = self._covariance(inverse)
         rho, shrink = self.made.residual[:, None], self.shrink
-        full = self.statistics.precision[self.statistics.index]
-        score = self.statistics.information - np.einsum("jik,jk->ji", full, state_means)
-        residual_mean = np.einsum("jik,jk->ji", shrink, score)
+        residual_mean = self._shrunk_score(state_means)
         spread = self.precision @ covariance @ self.precision - self.precision
         slope = 0.5 * (np.sum(residual_mean**2, axis=1) + np.trace(spread, axis1=1, axis2=2))
         mean = state_means + rho * residual_mean
@@ -174,11 +185,9 @@ class ResidualTerms(EntryTerms):
 
     def draw(self, rng: np.random.Generator, states: np.ndarray) -> np.ndarray:
         means, rho = self.rows.apply(states), self.made.residual[:, None]
-        full = self.statistics.precision[self.statistics.index]
-        score = self.statistics.information - np.einsum("jik,jk->ji", full, means)
         standard = np.sqrt(rho) * rng.standard_normal(means.shape)
         root = np.linalg.cholesky(self.shrink)
-        return means + rho * np.einsum("jik,jk->ji", self.shrink, score) + np.einsum("jik,jk->ji", root, standard)
+        return self.mean(means) + np.einsum("jik,jk->ji", root, standard)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,16 +244,22 @@ class JointTerms(NodeTerms):
         """E of the derivative of the log likelihood in the cell's residuals, (cell, count * K, 1)."""
         return one.stacked(self.information) - one.precision @ one.stacked(state_means)
 
+    def mean(self, state_means: np.ndarray) -> np.ndarray:
+        out = np.empty(state_means.shape)
+        for one in self.cells:
+            moved = (one.residual @ self._score(one, state_means)).reshape(*one.nodes.shape, -1)
+            out[one.nodes] = state_means[one.nodes] + moved
+        return out
+
     def moments(self, state_means: np.ndarray, inverse: FactorPairs) -> NodeMoments:
         size = state_means.shape[1]
-        mean, each = np.empty(state_means.shape), np.empty((len(state_means), size, size))
+        mean, each = self.mean(state_means), np.empty((len(state_means), size, size))
         pulled, slope = np.zeros(self.rows.weights.shape), 0.0
         for one in self.cells:
             weights, count = one.weights(size), one.nodes.shape[1]
             score = self._score(one, state_means)
             across = weights @ inverse.blocks(one.first, weights.shape[2])
             covariance = across @ np.swapaxes(weights, 1, 2)
-            mean[one.nodes] = state_means[one.nodes] + (one.residual @ score).reshape(-1, count, size)
             full = one.shrink @ (covariance @ np.swapaxes(one.shrink, 1, 2) + one.residual)
             each[one.nodes] = np.einsum("cnanb->cnab", full.reshape(-1, count, size, count, size))
             through = (one.precision @ across).reshape(-1, count, size, self.rows.width, size)

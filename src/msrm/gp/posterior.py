@@ -82,7 +82,8 @@ class Posterior:
         if not self.factor.ok or not np.isfinite(self.log_evidence):
             return Evidence.failed(self.factor.diagnostic or "the log evidence is not finite")
         if not gradient:
-            return Evidence(self.log_evidence)
+            seen = {modality: terms.mean(terms.rows.apply(self.mean)) for modality, terms in self.nodes.items()}
+            return Evidence(self.log_evidence, mean=seen)
         mean, second, coefficients = {}, {}, {}
         slopes: dict[str, dict[str, float]] = {}
         length_scale = None
