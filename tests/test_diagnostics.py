@@ -88,6 +88,32 @@ def test_values_closer_than_the_sort_keys_resolve_are_ranked_exactly():
     np.testing.assert_allclose(ours["r_hat"], array_stats.rhat(x), rtol=1e-10)
 
 
+@pytest.mark.parametrize("n_draws", [38, 42, 128, 700])
+@pytest.mark.parametrize("stickiness", [0.0, 0.9, 0.999])
+def test_series_that_need_few_lags_many_or_all_equal_arviz(n_draws, stickiness):
+    rng = np.random.default_rng(n_draws)
+    x = rng.standard_normal((20, 2, n_draws))
+    for t in range(1, n_draws):
+        x[..., t] += stickiness * x[..., t - 1]
+    ours = block_statistics(x)
+    np.testing.assert_allclose(ours["ess_bulk"], array_stats.ess(x, method="bulk"), rtol=1e-10)
+    np.testing.assert_allclose(ours["ess_tail"], array_stats.ess(x, method="tail", prob=0.89), rtol=1e-10)
+    np.testing.assert_allclose(ours["r_hat"], array_stats.rhat(x), rtol=1e-10)
+
+
+def test_distances_from_the_median_that_are_tied_or_nearly_so_are_ranked_exactly():
+    base = RNG.standard_normal((3, 2, 50))
+    mirrored = np.concatenate([base, -base], axis=2)  # every distance twice, once a side
+    nearly = np.concatenate([base, -np.nextafter(base, np.inf)], axis=2)
+    signed_zeros = np.concatenate([base[:, :, :40], np.zeros((3, 2, 5)), -np.zeros((3, 2, 5))], axis=2)
+    middle = np.array(base)
+    middle[:, 1, 20:22] = np.array([-1e-9, 1e-9]) + np.median(base)
+    for x in (mirrored, nearly, signed_zeros, middle, 1e60 * base, 1e-60 * base):
+        ours = block_statistics(x)
+        np.testing.assert_allclose(ours["r_hat"], array_stats.rhat(x), rtol=1e-10)
+        np.testing.assert_allclose(ours["ess_bulk"], array_stats.ess(x, method="bulk"), rtol=1e-10)
+
+
 def good() -> np.ndarray:
     return RNG.standard_normal((4, 1000, 2))
 
@@ -140,11 +166,32 @@ def test_spoiled_chains_never_read_as_converged(kind, problem, words):
     assert "x[0]" in result.verdict
 
 
-def test_three_draws_are_not_judged():
-    result = summary(good()[:, :3])
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_fewer_than_four_draws_are_not_judged(draws):
+    x = good()[:, :draws]
+    assert np.isnan(array_stats.ess(np.moveaxis(x, 2, 0))).all()  # ArviZ answers NaN, which no comparison fails
+    result = summary(x)
     assert not result.converged
     assert (result.table.problem == "too few draws").all()
-    assert "3 draws in each of 4 chains" in result.verdict
+    assert (result.table.r_hat == np.inf).all()
+    assert (result.table.ess_bulk == 0).all()
+    assert f"{draws} draws in each of 4 chains" in result.verdict
+    assert np.isnan(bfmi(x[:, :1, 0])).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 2), (0, 10, 2)])
+def test_no_draws_are_an_error(shape):
+    with pytest.raises(ValueError, match=f"no draws to summarize: {shape[0]} chains of {shape[1]} draws"):
+        summary(np.zeros(shape))
+
+
+def test_a_variable_without_elements_is_left_out():
+    data = xr.Dataset(
+        {"x": (("chain", "draw"), good()[..., 0]), "none": (("chain", "draw", "i"), np.zeros((4, 1000, 0)))}
+    )
+    assert list(summary(data).table.quantity.values) == ["x"]
+    with pytest.raises(ValueError, match="no quantity to summarize"):
+        summary(data[["none"]])
 
 
 def test_one_chain_is_not_evidence():

@@ -1,11 +1,15 @@
 """Convergence statistics of many quantities at once: rank-normalized split R-hat, bulk and tail ESS, MCSE, BFMI.
 
 The formulas are those of Vehtari, Gelman, Simpson, Carpenter and Buerkner (2021, arXiv 1903.08008) as ArviZ 1
-computes them; only the evaluation differs. Every function works on a block (quantity, chain, draw): one sort
-gives ranks, median, folded ranks and quantiles, and two chains share one complex FFT.
+computes them; only the evaluation differs. Every function works on a block (quantity, chain, draw): one sort gives
+ranks, median and quantiles, another the half chains of the folded ranks, which is all that R-hat needs of them.
+Autocovariances are products of a series with itself shifted until Geyer's sequence ends; few series need an FFT.
 """
 
+from functools import lru_cache
+
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.fft import fft, irfft, next_fast_len
 from scipy.special import ndtri
@@ -13,8 +17,9 @@ from scipy.special import ndtri
 __all__ = ["MIN_DRAWS", "bfmi", "block_statistics", "problems"]
 
 MIN_DRAWS = 4
-# Most series leave Geyer's sequence within 160 lags; the others are transformed again at full length.
-_SHORT_LAGS = 160
+# Most series leave Geyer's sequence within the first lags; the others are transformed, most of these within the second.
+_FIRST_LAGS, _SECOND_LAGS = 20, 160
+_TRANSFORMED = 24  # series at a time: they stay in a core's cache
 Array = NDArray[np.float64]
 
 
@@ -84,9 +89,11 @@ def bfmi(energy: Array) -> Array:
     Returns
     -------
     (chain,)
-        NaN where a chain's energy is constant or not finite.
+        NaN where a chain's energy is constant or not finite, or there are fewer than two draws.
     """
     energy = np.atleast_2d(np.asarray(energy, dtype=float))
+    if energy.shape[1] < 2:
+        return np.full(len(energy), np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = np.square(np.diff(energy, axis=1)).mean(axis=1) / energy.var(axis=1, ddof=1)
     return np.where(np.isfinite(value), value, np.nan)
@@ -98,34 +105,35 @@ def _convergence(block: Array, tail_prob: float) -> dict[str, Array]:
     flat = block.reshape(n_quantities, -1)
     split = _split(block)
     pooled = split.reshape(n_quantities, -1)
-    order = _argsort(pooled)
-    ordered = np.take(pooled, order)
-    whole = ordered if n_draws % 2 == 0 else np.sort(flat, axis=1)
+    order, close = _argsort(pooled)
+    every, places = (pooled, order) if n_draws % 2 == 0 else (np.sort(flat, axis=1), None)
     low, high = sorted((tail_prob, 1 - tail_prob))
-    scores = _normal_scores(ordered, order).reshape(split.shape)
+    scores = _normal_scores(pooled, order, close)
     mean = flat.mean(axis=1)
     centred = flat - mean[:, None]
     square = np.square(centred)
-    variance = square.sum(axis=1) / (flat.shape[1] - 1)
-    ess_mean = _ess(_split(centred.reshape(block.shape)))
-    ess_square = _ess(_split(square.reshape(block.shape)))
     mean_square = square.mean(axis=1)
-    fourth = np.square(square).mean(axis=1)
-    ess_tail = [_ess(_split((flat <= _quantile(whole, p)[:, None]).reshape(block.shape))) for p in (low, high)]
+    variance = mean_square * (flat.shape[1] / (flat.shape[1] - 1))
+    fourth = np.vecdot(square, square) / flat.shape[1]
+    halves = [_split(values.reshape(block.shape)) for values in (centred, square)]
+    below = [_split((flat <= _quantile(every, places, p)[:, None]).reshape(block.shape)) for p in (low, high)]
+    ess_bulk, ess_mean, ess_square, *ess_tail = _ess(scores.reshape(split.shape), *halves, *below)
     out = {
         "mean": mean,
         "sd": np.sqrt(variance),
-        "q5": _quantile(whole, 0.05),
-        "median": _quantile(whole, 0.5),
-        "q95": _quantile(whole, 0.95),
+        "q5": _quantile(every, places, 0.05),
+        "median": _quantile(every, places, 0.5),
+        "q95": _quantile(every, places, 0.95),
         "mcse_mean": np.sqrt(variance / ess_mean),
         "mcse_sd": np.sqrt((fourth - mean_square**2) / ess_square / mean_square / 4),
-        "ess_bulk": _ess(scores),
+        "ess_bulk": ess_bulk,
         "ess_tail": np.minimum(*ess_tail),
         "r_hat": np.full(n_quantities, np.nan),
     }
     if n_chains > 1:
-        out["r_hat"] = np.maximum(_r_hat(scores), _r_hat(_folded_scores(ordered, order).reshape(split.shape)))
+        means = scores.reshape(split.shape).mean(axis=2)
+        bulk = _r_hat(means, np.vecdot(scores, scores), split.shape[2])
+        out["r_hat"] = np.maximum(bulk, _folded_r_hat(split, order))
     return out
 
 
@@ -138,104 +146,209 @@ def _split(block: NDArray) -> NDArray:
     return np.concatenate((block[:, :, :half], block[:, :, -half:]), axis=1)
 
 
-def _argsort(values: Array) -> NDArray[np.int64]:
-    """Flat positions (into the raveled array) that sort each row; ties in any order.
+def _argsort(values: Array) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Positions that sort each row (ties in any order), and the rows where two values are close; others have no tie.
 
-    The order-preserving integer image of a double is sorted with its column in the lowest bits, which costs
-    half of an argsort. Rows where those bits decided between different values are sorted again.
+    Doubles are sorted with their column in the lowest bits, which costs half of an argsort. Close are neighbours that
+    those bits may have decided between; such rows are sorted again by their values.
     """
-    n_rows, n_columns = values.shape
-    bits = int(n_columns - 1).bit_length()
-    keys = (values + 0.0).view(np.int64)  # -0.0 becomes 0.0
-    keys ^= (keys >> 63) & np.int64(0x7FFFFFFFFFFFFFFF)
-    keys &= ~np.int64((1 << bits) - 1)
-    keys |= np.arange(n_columns)
-    keys.sort(axis=1)
-    keys &= np.int64((1 << bits) - 1)
-    keys += n_columns * np.arange(n_rows)[:, None]
-    ordered = np.take(values, keys)
-    for row in np.flatnonzero((ordered[:, 1:] < ordered[:, :-1]).any(axis=1)):
-        keys[row] = np.argsort(values[row]) + n_columns * row
-    return keys
+    bits = int(values.shape[1] - 1).bit_length()
+    column = np.uint64((1 << bits) - 1)
+    keys = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    keys &= ~column
+    keys |= np.arange(values.shape[1], dtype=np.uint64)
+    keys.view(np.float64).sort(axis=1)
+    close = np.flatnonzero(((keys[:, 1:] ^ keys[:, :-1]) <= column).any(axis=1))
+    keys &= column
+    order = keys.view(np.int64)
+    for row in close:
+        order[row] = np.argsort(values[row])
+    return order, close
 
 
-def _normal_scores(ordered: Array, order: NDArray[np.int64]) -> Array:
+@lru_cache(maxsize=8)
+def _score_table(n: int) -> Array:
+    """Normal quantiles of Blom's fractional ranks 1, 1.5, 2, ... n of n values, (2 n - 1,)."""
+    table = ndtri((np.arange(2 * n - 1) / 2 + 1 - 3 / 8) / (n + 1 / 4))
+    table.flags.writeable = False
+    return table
+
+
+def _normal_scores(values: Array, order: NDArray[np.int64], close: NDArray[np.intp]) -> Array:
     """Normal quantiles of Blom's fractional ranks, ties sharing their average rank.
 
     Parameters
     ----------
-    ordered : (quantity, sample), sorted rows
-    order : (quantity, sample), flat positions the sorted values came from, where their scores are put
+    values : (quantity, sample)
+    order : (quantity, sample)
+        Positions that sort them.
+    close : (row,)
+        Rows that may have ties.
     """
-    n = ordered.shape[1]
-    table = ndtri((np.arange(2 * n - 1) / 2 + 1 - 3 / 8) / (n + 1 / 4))
-    scores = np.empty(ordered.size)
-    scores[order] = table[::2].copy()
-    tied = ordered[:, 1:] == ordered[:, :-1]
-    rows, first = np.nonzero(tied)
-    # A pair at i and i + 1 has twice its average rank at 2 i + 1; longer runs are found by accumulation.
-    scores[order[rows, first]] = scores[order[rows, first + 1]] = table[2 * first + 1]
-    long = np.unique(rows[1:][(rows[1:] == rows[:-1]) & (first[1:] == first[:-1] + 1)])
-    if long.size:
-        column = np.arange(n)
-        start, end = np.tile(column, (2, long.size, 1))
-        start[:, 1:][tied[long]] = 0
-        end[:, :-1][tied[long]] = n - 1
-        start = np.maximum.accumulate(start, axis=1)
-        end = np.minimum.accumulate(end[:, ::-1], axis=1)[:, ::-1]
-        scores[order[long]] = table[start + end]
-    return scores.reshape(ordered.shape)
+    table = _score_table(values.shape[1])
+    scores, distinct = np.empty(values.shape), np.ascontiguousarray(table[::2])
+    for own, place in zip(scores, order, strict=True):
+        own[place] = distinct
+    for row in close:
+        ordered = values[row, order[row]]
+        changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        first, after = np.append(0, changes), np.append(changes, len(ordered))
+        # Ranks first + 1 to after have twice their average at first + after - 1 of the table.
+        scores[row, order[row]] = np.repeat(table[first + after - 1], after - first)
+    return scores
 
 
-def _folded_scores(ordered: Array, order: NDArray[np.int64]) -> Array:
-    """Normal scores of the distance from the median, from rows already sorted by value."""
-    distance = np.abs(ordered - _quantile(ordered, 0.5)[:, None])
-    # Falling then rising: a stable merge sort sees two runs and is linear.
-    fold = np.argsort(distance, axis=1, kind="stable")
-    fold += distance.shape[1] * np.arange(len(distance))[:, None]
-    return _normal_scores(np.take(distance, fold), np.take(order, fold))
+def _folded_r_hat(split: Array, order: NDArray[np.int64]) -> Array:
+    """R-hat of the normal scores of distances from the median, of which only each half chain's sum is needed.
+
+    Distances are sorted with the number of their half chain in the lowest bits. The two middle values are the nearest
+    and often tied; rows where those bits decide between others, or between these untied, are done value by value.
+
+    Parameters
+    ----------
+    split : (quantity, chain, draw)
+        Half chains.
+    order : (quantity, sample)
+        Positions that sort them, pooled.
+    """
+    n_chains, n = split.shape[1:]
+    pooled = split.reshape(len(split), -1)
+    number = np.int64((1 << int(n_chains - 1).bit_length()) - 1)
+    median = _quantile(pooled, order, 0.5)[:, None]
+    distance = np.abs(pooled - median)
+    keys = distance.view(np.int64) & ~number
+    keys |= np.repeat(np.arange(n_chains), n)
+    keys.sort(axis=1)
+    close = (keys[:, 1:] ^ keys[:, :-1]) <= number
+    middle = order[:, order.shape[1] // 2 - 1 : order.shape[1] // 2 + 1]
+    inner = np.take_along_axis(distance, middle, axis=1)
+    tied = inner[:, 0] == inner[:, 1]
+    exact = np.flatnonzero(close[:, 1:].any(axis=1) | (close[:, 0] & ~tied))
+    keys &= number
+    table = _score_table(pooled.shape[1])
+    distinct = np.ascontiguousarray(table[::2])
+    sums = np.array([np.bincount(row, distinct, n_chains) for row in keys])
+    squares = distinct @ distinct + tied * (2 * table[1] ** 2 - table[0] ** 2 - table[2] ** 2)
+    for place, score in enumerate(table[:3:2]):
+        sums[np.flatnonzero(tied), keys[tied, place]] += table[1] - score
+    if len(exact):
+        scores = _normal_scores(distance[exact], np.argsort(distance[exact], axis=1), np.arange(len(exact)))
+        sums[exact] = scores.reshape(len(exact), n_chains, n).sum(axis=2)
+        squares[exact] = np.vecdot(scores, scores)
+    return _r_hat(sums / n, squares, n)
 
 
-def _quantile(ordered: Array, p: float) -> Array:
-    """Linear-interpolation quantile of sorted rows, rounded as `numpy.quantile` and `numpy.median` round."""
-    position = p * (ordered.shape[1] - 1)
+def _quantile(values: Array, order: NDArray[np.int64] | None, p: float) -> Array:
+    """Linear-interpolation quantile of rows, rounded as `numpy.quantile` and `numpy.median` round.
+
+    Parameters
+    ----------
+    values : (quantity, sample)
+    order : (quantity, sample), optional
+        Positions that sort them; None for sorted values.
+    p : float
+    """
+    position = p * (values.shape[1] - 1)
     below = int(np.floor(position))
-    gamma = position - below
-    a, b = ordered[:, below], ordered[:, min(below + 1, ordered.shape[1] - 1)]
+    gamma, rows = position - below, np.arange(len(values))
+    a, b = (
+        values[rows, place if order is None else order[:, place]]
+        for place in (below, min(below + 1, values.shape[1] - 1))
+    )
     if p == 0.5:
         return a if gamma == 0 else (a + b) / 2
     return a + (b - a) * gamma if gamma < 0.5 else b - (b - a) * (1 - gamma)
 
 
-def _r_hat(chains: Array) -> Array:
-    """Potential scale reduction of (quantity, chain, draw)."""
-    n = chains.shape[2]
-    within = chains.var(axis=2, ddof=1).mean(axis=1)
-    between = n * chains.mean(axis=2).var(axis=1, ddof=1)
+def _r_hat(means: Array, squares: Array, n: int) -> Array:
+    """Potential scale reduction from the means of chains of n draws (quantity, chain) and their sums of squares."""
+    n_chains = means.shape[1]
+    within = (squares - n * np.vecdot(means, means)) / (n_chains * (n - 1))
+    between = n * means.var(axis=1, ddof=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.sqrt((between / within + n - 1) / n)
 
 
-def _ess(chains: NDArray, short: bool = True) -> Array:
-    """Effective sample size by Geyer's initial monotone sequence; chains even in number.
+def _ess(*series: NDArray) -> Array:
+    """Effective sample sizes by Geyer's initial monotone sequence; chains even in number.
 
     Parameters
     ----------
-    chains : (quantity, chain, draw)
-    short : bool
-        Try `_SHORT_LAGS` lags first; series that need more are done again at full length.
+    *series : (quantity, chain, draw)
+        Numbers, or whether something is true.
 
     Returns
     -------
-    (quantity,)
+    (series, quantity)
         All draws for a constant quantity, as ArviZ.
     """
+    n_quantities, n_chains, n = series[0].shape
+    looked = [_indicator_products(one) if one.dtype == bool else _products(one) for one in series]
+    means, acov = (np.concatenate(parts) for parts in zip(*looked, strict=True))
+    between = means.var(axis=1, ddof=1)
+    ess, ended = _geyer(acov, between, n_chains, n)
+    rows = np.flatnonzero(~ended)
+    for lags in (min(n, _SECOND_LAGS), n):
+        if not len(rows):
+            break
+        acov = np.empty((len(rows), lags))
+        for start in range(0, len(rows), _TRANSFORMED):
+            part = rows[start : start + _TRANSFORMED]
+            chains = np.stack([series[row // n_quantities][row % n_quantities] for row in part])
+            acov[start : start + _TRANSFORMED] = _mean_autocovariance(chains, means[part], lags)
+        ess[rows], ended = _geyer(acov, between[rows], n_chains, n)
+        rows = rows[~ended]
+    return ess.reshape(len(series), n_quantities)
+
+
+def _products(chains: Array) -> tuple[Array, Array]:
+    """Means of chains, and their mean autocovariance at the first lags as products of the series with itself."""
     n_quantities, n_chains, n = chains.shape
-    lags = min(n, _SHORT_LAGS) if short else n
-    means = chains.mean(axis=2)
-    acov = _mean_autocovariance(chains, means, lags)
+    lags, means = min(n, _FIRST_LAGS), chains.mean(axis=2)
+    # Zeros after every chain, so that one product over all of them stays within each.
+    padded = np.zeros((n_quantities, n_chains * (n + lags) + lags))
+    centred = padded[:, :-lags].reshape(n_quantities, n_chains, -1)[:, :, :n]
+    np.subtract(chains, means[:, :, None], out=centred)
+    shifted = sliding_window_view(padded, padded.shape[1] - lags, axis=1)
+    return means, np.vecdot(shifted[:, :1], shifted[:, :lags]) / (n * n_chains)
+
+
+def _indicator_products(chains: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """As :func:`_products`, of zeros and ones: pairs of ones are counted 64 at a time, then centred."""
+    n_quantities, n_chains, n = chains.shape
+    lags = min(n, _FIRST_LAGS)
+    words = -(-(n + lags) // 64)
+    padded = np.zeros((n_quantities, n_chains, 64 * words), np.bool_)
+    padded[:, :, :n] = chains
+    bits = np.zeros((n_quantities, 1, n_chains * words + 1), np.uint64)
+    bits[:, 0, :-1] = np.packbits(padded, axis=2, bitorder="little").view("<u8").reshape(n_quantities, -1)
+    lag = np.arange(lags, dtype=np.uint64)[:, None]
+    # Bits of the following word move in from above; by 64 for lag 0, which takes two steps.
+    shifted = bits[..., :-1] >> lag | (bits[..., 1:] << np.uint64(1)) << (np.uint64(63) - lag)
+    shifted &= bits[..., :-1]
+    pairs = np.bitwise_count(shifted).sum(axis=2, dtype=np.int64)
+    means = np.bitwise_count(bits[:, 0, :-1]).reshape(n_quantities, n_chains, words).sum(axis=2) / n
+    ends = np.zeros((n_quantities, n_chains, lags))
+    np.cumsum(chains[:, :, : lags - 1] + chains[:, :, :-lags:-1].astype(float), axis=2, out=ends[:, :, 1:])
+    square = np.vecdot(means, means)[:, None]
+    centring = np.einsum("qcl,qc->ql", ends, means) - (n + np.arange(lags)) * square
+    return means, (pairs + centring) / (n * n_chains)
+
+
+def _geyer(acov: Array, between: Array, n_chains: int, n: int) -> tuple[Array, NDArray[np.bool_]]:
+    """Effective sample size from the first lags of the mean autocovariance, and whether the sequence ended there.
+
+    Parameters
+    ----------
+    acov : (quantity, lag)
+    between : (quantity,)
+        Variance of the chains' means.
+    n_chains, n : int
+        Chains, and draws of each.
+    """
+    lags, size = acov.shape[1], n_chains * n
     mean_var = acov[:, 0] * n / (n - 1)
-    var_plus = acov[:, 0] + means.var(axis=1, ddof=1)
+    var_plus = acov[:, 0] + between
     constant = var_plus <= 0
     with np.errstate(invalid="ignore", divide="ignore"):
         rho = 1.0 - (mean_var[:, None] - acov) / var_plus[:, None]
@@ -244,21 +357,16 @@ def _ess(chains: NDArray, short: bool = True) -> Array:
     last_pair = max((n - 3) // 2, 0)
     n_pairs = min(lags // 2, last_pair + 1)
     pairs = rho[:, 0 : 2 * n_pairs : 2] + rho[:, 1 : 2 * n_pairs : 2]
-    ended = pairs <= 0
-    found = ended.any(axis=1)
-    stop = np.where(found, ended.argmax(axis=1), n_pairs - 1)
-    rows = np.arange(n_quantities)
+    below = pairs <= 0
+    found = below.any(axis=1)
+    stop = np.where(found, below.argmax(axis=1), n_pairs - 1)
+    rows = np.arange(len(acov))
     even = rho[rows, 2 * stop]
     even = np.where((even > 0) | (pairs[rows, stop] >= 0), even, 0.0)
     monotone = np.minimum.accumulate(pairs, axis=1)
     monotone[np.arange(n_pairs) >= stop[:, None]] = 0.0
-    size = n_chains * n
     tau = np.maximum(-1.0 + 2.0 * monotone.sum(axis=1) + even, 1 / np.log10(size))
-    ess = np.where(constant, size, size / tau)
-    again = ~found & ~constant
-    if n_pairs <= last_pair and again.any():
-        ess[again] = _ess(chains[again], short=False)
-    return ess
+    return np.where(constant, size, size / tau), found | constant | (n_pairs > last_pair)
 
 
 def _mean_autocovariance(chains: NDArray, means: Array, lags: int) -> Array:
@@ -275,5 +383,6 @@ def _mean_autocovariance(chains: NDArray, means: Array, lags: int) -> Array:
     power = spectrum.sum(axis=1)
     power = power[:, ::2] + power[:, 1::2]
     # |F(x + i y)|^2 at k and -k averages to |F(x)|^2 + |F(y)|^2.
-    folded = (power[:, : size // 2 + 1] + power[:, -np.arange(size // 2 + 1)]) / 2
-    return irfft(folded, size, axis=1)[:, :lags] / (n * n_chains)
+    power[:, 1:] += power[:, :0:-1].copy()
+    power[:, 1:] /= 2
+    return irfft(power[:, : size // 2 + 1], size, axis=1)[:, :lags] / (n * n_chains)

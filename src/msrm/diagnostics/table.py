@@ -19,7 +19,7 @@ from msrm.runtime import available_cores, blas_threads
 
 __all__ = ["Summary", "summary"]
 
-_BLOCK = 32
+_BLOCK = 64
 # glibc takes arrays above a threshold from fresh pages, which the kernel clears, and raises the threshold to whatever
 # such array was freed, 32 MB at most. One freed array saves the temporaries of all blocks a third of their time.
 _FREED_BYTES = 31 << 20
@@ -107,7 +107,8 @@ def summary(
     Raises
     ------
     ValueError
-        When a variable lacks chain or draw, an array has fewer than two dimensions, or nothing is there to judge.
+        When a variable lacks chain or draw, an array has fewer than two dimensions, or nothing is there to judge: no
+        quantity, no chain or no draw. One to three draws are summarized, as "too few draws".
 
     Examples
     --------
@@ -127,8 +128,11 @@ def summary(
     for name, variable in posterior.data_vars.items():
         names.append(_labels(str(name), variable))
         blocks.extend((variable, part) for part in _parts(variable))
-    if not names:
+    if not blocks:
         raise ValueError("the draws hold no quantity to summarize: the posterior group is empty")
+    chains, drawn = posterior.sizes["chain"], posterior.sizes["draw"]
+    if not chains * drawn:
+        raise ValueError(f"no draws to summarize: {chains} chains of {drawn} draws; at least 4 a chain can be judged")
     workers = n_jobs or available_cores()
     np.empty(_FREED_BYTES, np.uint8)
     with blas_threads(1), ThreadPoolExecutor(workers) as pool:
@@ -139,7 +143,7 @@ def summary(
     table = xr.Dataset(
         {key: ("quantity", values) for key, values in columns.items()} | {"problem": ("quantity", _PROBLEMS[problem])},
         coords={"quantity": quantity},
-        attrs={"chains": posterior.sizes["chain"], "draws": posterior.sizes["draw"], "tail_prob": tail_prob},
+        attrs={"chains": chains, "draws": drawn, "tail_prob": tail_prob},
     )
     sampler = _sampler_statistics(stats)
     converged, words = verdict(table, sampler, Thresholds(r_hat, ess_per_chain, bfmi_minimum))
@@ -201,7 +205,8 @@ def _block(variable: xr.DataArray, part: slice) -> NDArray[np.float64]:
         values = values.isel(points).transpose("chain", "draw", "quantity")
     elif shape:
         values = values.isel({dims[0]: part})
-    block = np.asarray(values.values, dtype=np.float64)
+    # A compact copy first: turned straight from the draws, every value would be a page of its own.
+    block = np.array(values.values, dtype=np.float64, order="C")
     return np.ascontiguousarray(np.moveaxis(block.reshape(*block.shape[:2], -1), 2, 0))
 
 
