@@ -89,11 +89,11 @@ class NativeStateSpace:
         """Log evidence of one run and its derivatives (`msrm.nodes.Backend`)."""
         groups = self.backend.groups[run]
         values = {
-            modality: {name: jnp.asarray(float(response_values[modality][name])) for name in group.response.free}
+            modality: {name: np.asarray(float(response_values[modality][name])) for name in group.response.free}
             for modality, group in groups.items()
         }
         given = {modality: _traced(one) for modality, one in statistics.items()}
-        made = self._function(run, gradient)(values, jnp.asarray(float(length_scale)), given, self._chains[run].data)
+        made = self._function(run, gradient)(values, np.asarray(float(length_scale)), given, self._chains[run].data)
         (value, status), slopes = made if gradient else (made, None)
         if status or not np.isfinite(value):
             return Evidence.failed(STATUS[int(status)] or "the log evidence is not finite")
@@ -132,8 +132,7 @@ class NativeStateSpace:
 
 def _traced(one: GroupStatistics) -> NodeStatistics:
     precision = one.precision if len(one.precision) == 1 else one.precision[one.index]
-    coefficients = None if one.coefficients is None else jnp.asarray(one.coefficients)
-    return NodeStatistics(jnp.asarray(precision), jnp.asarray(one.information), coefficients)
+    return NodeStatistics(precision, one.information, one.coefficients)
 
 
 class NativeLikelihood:
@@ -233,7 +232,7 @@ class NativeLikelihood:
         return jax.jit(made[0], compiler_options=options), jax.jit(made[1], compiler_options=options)
 
     def _packed(self, parameters: Mapping[str, Any]) -> Array:
-        return jnp.asarray(self.likelihood.layout.packed(dict(parameters)), dtype=FLOAT)
+        return jax.device_put(np.asarray(self.likelihood.layout.packed(dict(parameters)), dtype=FLOAT))
 
     def _value(self, data: Any, parameters: Mapping[str, Array]) -> tuple[Array, Array]:
         statistics, constant = {}, jnp.zeros(())

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -112,10 +113,10 @@ class ModalitySums:
                 _stack_data(group, width, residual.differenced)
                 for group, width in zip(stacked.values(), widths, strict=True)
             ],
-            "gaps": jnp.asarray(np.concatenate([gap for (_, name), gap in nodes.gaps.items() if name == modality])),
+            "gaps": np.concatenate([gap for (_, name), gap in nodes.gaps.items() if name == modality]),
             **_node_data(nodes, ordered, modality),
         }
-        return made, data
+        return made, jax.device_put(data)
 
     def __call__(self, data: Data, parameters: Mapping[str, Array]) -> tuple[NodeStatistics, Array]:
         """What the data say of the modality's nodes, and ``-c / 2`` over its scalars."""
@@ -169,8 +170,8 @@ def _pattern_grams(loading: Array, pattern: Array | None) -> Array:
 def _stack_data(group: Sequence[PairLikelihood], patterns: int, differenced: bool) -> Data:
     """Arrays of pairs of one shape, stacked along the first axis."""
 
-    def stack(of: Any) -> Array:
-        return jnp.asarray(np.stack([of(one) for one in group]))
+    def stack(of: Any) -> np.ndarray:
+        return np.stack([of(one) for one in group])
 
     data: Data = {
         "values": stack(lambda one: np.concatenate([block for _, block in one.pair], axis=1)),
@@ -223,4 +224,4 @@ def _node_data(nodes: NodeLayout, ordered: Sequence[tuple[PairLikelihood, int]],
     slots = in_slots(np.concatenate(node), total)
     gather = np.concatenate([*entry, [entries]])[slots]
     same = bool((presence == presence[0]).all())
-    return {"entry": jnp.asarray(gather), "presence": jnp.asarray(presence[:1] if same else presence)}
+    return {"entry": gather, "presence": presence[:1] if same else presence}

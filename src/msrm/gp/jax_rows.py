@@ -4,7 +4,8 @@ parameters (DESIGN 3.3).
 A node is a sum of functionals (one, or two where residuals are differenced), each ``a . states + e``. `ConstantRows`
 depend on nothing, `ImpulseRows` (Identity) and `FixedRows` on the length scale, `CurveRows` on the response's free
 parameters too. Arrays that are data, not code, live in a dictionary passed to every call, so that compiled code holds
-no constants of the recording's size.
+no constants of the recording's size. All that is known beforehand is made by NumPy: every operation that JAX runs by
+itself would be compiled by itself.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from msrm.gp.chain import Chain, in_slots, most_in_window, node_times, runs_of
-from msrm.gp.jax_matern import cell_covariance, cell_means
+from msrm.gp.jax_matern import cell_covariance, cell_means, namespace
 from msrm.gp.jax_responses import RULE, Curve, cell_weights, traced_curve
 from msrm.gp.statespace import StateSpace
 from msrm.latent_grid import Matern
@@ -24,7 +25,7 @@ from msrm.responses import quadrature
 
 __all__ = ["ConstantRows", "Rows", "WindowRows", "window_rows"]
 
-Data = dict[str, Array]
+Data = dict[str, Any]
 
 
 class WindowRows(NamedTuple):
@@ -45,13 +46,13 @@ class WindowRows(NamedTuple):
     nodes: Array
     terms: Array
     residual: Array | None
-    fits: Array
+    fits: Array | np.bool
 
 
 class Rows(Protocol):
     """How a modality's nodes depend on parameters."""
 
-    def __call__(self, data: Data, values: Mapping[str, Any], x: Array) -> WindowRows:
+    def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
         """The rows at free response parameters ``values`` and scaled grid spacing ``x = rate * step``."""
 
 
@@ -59,14 +60,15 @@ class Rows(Protocol):
 class ConstantRows:
     """Rows that were computed beforehand."""
 
-    def __call__(self, data: Data, values: Mapping[str, Any], x: Array) -> WindowRows:
-        return WindowRows(data["nodes"], data["terms"], data.get("residual"), jnp.asarray(True))
+    def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
+        return WindowRows(data["nodes"], data["terms"], data.get("residual"), np.True_)
 
 
-def _on_points(ends: Array, states: int) -> Array:
+def _on_points(ends: Any, states: int) -> Any:
     """Weights (..., cell, 2 state) of both ends of every cell as weights of the grid points (..., point * state)."""
-    none = jnp.zeros((*ends.shape[:-2], 1, states))
-    points = jnp.concatenate([ends[..., :states], none], -2) + jnp.concatenate([none, ends[..., states:]], -2)
+    xp = namespace(ends)
+    none = xp.zeros((*ends.shape[:-2], 1, states))
+    points = xp.concatenate([ends[..., :states], none], -2) + xp.concatenate([none, ends[..., states:]], -2)
     return points.reshape(*points.shape[:-2], -1)
 
 
@@ -93,18 +95,18 @@ class ImpulseRows:
         slots = in_slots(np.concatenate(windows), chain.count)
         phases, phase = np.unique(np.round(np.concatenate(fractions), 12), return_inverse=True)
         return {
-            "nodes": jnp.asarray(slots),
-            "cell": jnp.asarray(_filled(np.concatenate(cells), slots)),
-            "phases": jnp.asarray(phases),
-            "phase": jnp.asarray(_filled(phase.reshape(-1, cells[0].shape[1]), slots)),
+            "nodes": slots,
+            "cell": _filled(np.concatenate(cells), slots),
+            "phases": phases,
+            "phase": _filled(phase.reshape(-1, cells[0].shape[1]), slots),
         }
 
-    def __call__(self, data: Data, values: Mapping[str, Any], x: Array) -> WindowRows:
+    def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
         mean, variance = cell_means(self.matern, x, data["phases"])
-        here = data["cell"][..., None] == np.arange(self.chain.cells)
-        ends = jnp.where(here[..., None], mean[data["phase"]][..., None, :], 0.0)
-        residual = jnp.maximum(variance, 0.0)[data["phase"]][..., 0] if self.residual else None
-        return WindowRows(data["nodes"], _on_points(ends, self.matern.dimension), residual, jnp.asarray(True))
+        xp, here = namespace(mean), data["cell"][..., None] == np.arange(self.chain.cells)
+        ends = xp.where(here[..., None], mean[data["phase"]][..., None, :], 0.0)
+        residual = xp.maximum(variance, 0.0)[data["phase"]][..., 0] if self.residual else None
+        return WindowRows(data["nodes"], _on_points(ends, self.matern.dimension), residual, np.True_)
 
 
 def _filled(values: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -137,22 +139,22 @@ class FixedRows:
             made.append(out.reshape(*times.shape, *out.shape[1:]))
             windows.append(window + chain.first[place])
         slots = in_slots(np.concatenate(windows), chain.count)
-        return {"nodes": jnp.asarray(slots), "weights": jnp.asarray(_filled(np.concatenate(made), slots))}
+        return {"nodes": slots, "weights": _filled(np.concatenate(made), slots)}
 
-    def __call__(self, data: Data, values: Mapping[str, Any], x: Array) -> WindowRows:
+    def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
         terms, residual = _through_cells(data["weights"], self.matern, x, self.residual)
-        return WindowRows(data["nodes"], terms, residual, jnp.asarray(True))
+        return WindowRows(data["nodes"], terms, residual, np.True_)
 
 
-def _through_cells(weights: Array, matern: Matern, x: Array, residual: bool) -> tuple[Array, Array | None]:
+def _through_cells(weights: Any, matern: Matern, x: Any, residual: bool) -> tuple[Any, Any]:
     """Rows and residual variances of weights (window, slot, term, cell, point)."""
-    mean, _ = cell_means(matern, x, jnp.asarray(RULE.fractions))
+    mean, _ = cell_means(matern, x, RULE.fractions)
     terms = _on_points(weights @ mean, matern.dimension)
     if not residual:
         return terms, None
     one = weights[:, :, 0]
-    covariance = cell_covariance(matern, x, jnp.asarray(RULE.fractions))
-    return terms, jnp.maximum(((one @ covariance) * one).sum((-2, -1)), 0.0)
+    covariance = cell_covariance(matern, x, RULE.fractions)
+    return terms, namespace(one).maximum(((one @ covariance) * one).sum((-2, -1)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -191,13 +193,13 @@ class CurveRows:
         fixed = tuple((name, value) for name, value in response.start.items() if name not in response.free)
         rows = cls(chain, backend.matern, residual, traced_curve(response, chain.step), fixed, slots)
         return rows, {
-            "order": jnp.asarray(np.concatenate([*orders, [total]])),
-            "times": jnp.asarray(np.concatenate(times)),
-            "first_block": jnp.asarray(chain.first[run_of]),
-            "last_block": jnp.asarray((chain.first + np.array(chain.blocks) - 1)[run_of]),
+            "order": np.concatenate([*orders, [total]]),
+            "times": np.concatenate(times),
+            "first_block": chain.first[run_of],
+            "last_block": (chain.first + np.array(chain.blocks) - 1)[run_of],
         }
 
-    def __call__(self, data: Data, values: Mapping[str, Any], x: Array) -> WindowRows:
+    def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
         values = dict(self.fixed) | dict(values)
         low, high = self.curve.support(values)
         chain, length = self.chain, self.chain.step * self.chain.points
@@ -242,6 +244,6 @@ def window_rows(backend: StateSpace, chain: Chain, modality: str, length_scale: 
     rows, data = kind(chain, backend.matern, residual), kind.data(backend, chain, modality)
     if length_scale is None:
         return rows, data
-    made = rows(data, {}, jnp.asarray(backend.matern.rate(length_scale) * chain.step))
+    made = rows(data, {}, backend.matern.rate(length_scale) * chain.step)
     constant = {"nodes": made.nodes, "terms": made.terms}
     return ConstantRows(), constant if made.residual is None else constant | {"residual": made.residual}

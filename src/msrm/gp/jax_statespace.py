@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from msrm.gp.blocks import Solver, log_evidence, pad, pad_identity
@@ -37,7 +38,7 @@ STATUS = (
 
 
 class NodeStatistics(NamedTuple):
-    """What the data say of one modality's nodes, those of all runs in turn (traced).
+    """What the data say of one modality's nodes, those of all runs in turn (traced, or about to be).
 
     Attributes
     ----------
@@ -49,9 +50,9 @@ class NodeStatistics(NamedTuple):
         Of nodes that are differences.
     """
 
-    precision: Array
-    information: Array
-    coefficients: Array | None = None
+    precision: Array | np.ndarray
+    information: Array | np.ndarray
+    coefficients: Array | np.ndarray | None = None
 
 
 class BlockSystem(NamedTuple):
@@ -129,7 +130,8 @@ class StateSpaceChain:
         self.rows: dict[str, Rows] = {}
         self.data: dict[str, Data] = {}
         for modality in modalities:
-            self.rows[modality], self.data[modality] = window_rows(backend, self.chain, modality, length_scale)
+            self.rows[modality], data = window_rows(backend, self.chain, modality, length_scale)
+            self.data[modality] = jax.device_put(data)
         self.counts = {m: sum(group.n_nodes for _, _, group in runs_of(backend, m)) for m in modalities}
 
     @property
@@ -183,9 +185,10 @@ class StateSpaceChain:
         x = self._x(length_scale)
         return {modality: of(data[modality], values.get(modality, {}), x) for modality, of in self.rows.items()}
 
-    def _x(self, length_scale: Any) -> Array:
+    def _x(self, length_scale: Any) -> Any:
+        """The scaled spacing, a plain number where the length scale is fixed: what follows from it is NumPy's work."""
         length_scale = self.length_scale if length_scale is None else length_scale
-        return jnp.asarray(self.matern.rate(length_scale) * self.chain.step)
+        return self.matern.rate(length_scale) * self.chain.step
 
     def assembled(
         self, windows: Mapping[str, WindowRows], length_scale: Any, statistics: Mapping[str, NodeStatistics]
@@ -217,9 +220,9 @@ class StateSpaceChain:
         right = h[..., :half] + pad(h[:-1, :, half:], 1, 0)
         return BlockSystem(diagonal, lower, right.reshape(-1, size * half), constant, rows, residual, nodes, fits)
 
-    def _prior(self, x: Array) -> tuple[Array, Array, Array]:
+    def _prior(self, x: Any) -> tuple[Array, Array, Array]:
         """Prior precision of the states in blocks, and half its log determinant."""
-        prior = prior_blocks(self.matern, x, self.chain.points)
+        prior = jax.tree.map(jnp.asarray, prior_blocks(self.matern, x, self.chain.points))
         first, last = (mark[:, None, None] for mark in self.chain.ends)
         within = prior.within + first * prior.first + last * prior.last
         below = jnp.where(last[:-1], 0.0, prior.below)
@@ -320,7 +323,7 @@ def _judged(value: Array, right: Array, fits: Array, statistics: Mapping[str, No
 def _seen(made: WindowRows, statistics: NodeStatistics) -> tuple[Array, Array, Array, Array]:
     """Rows, D and h of the nodes in their slots, shrunk by residual variances, and what these add to the evidence."""
 
-    def taken(values: Array) -> Array:
+    def taken(values: Any) -> Array:
         return jnp.take(values, made.nodes, axis=0, mode="fill", fill_value=0.0)
 
     information = taken(statistics.information)

@@ -46,7 +46,7 @@ class NativeDense:
             for place, a in enumerate(names):
                 for b in names[place:]:
                     distinct, index = distinct_lags(groups[a].times, groups[b].times)
-                    lags[a, b] = distinct, jnp.asarray(index)
+                    lags[a, b] = distinct, jax.device_put(index)
             self._lags[run] = lags
 
     def evidence(
@@ -133,11 +133,11 @@ def _panel_of(order: int, size: int, gradient: bool) -> int | None:
 
 def _given(group: NodeGroup, one: GroupStatistics) -> dict[str, dict[str, Any]]:
     """Arrays of a group: those to differentiate, and which D and which times its nodes have."""
-    slopes = {"precision": jnp.asarray(one.precision), "information": jnp.asarray(one.information)}
-    fixed = {"marks": jnp.asarray((one.index[:, None] == np.arange(len(one.precision))).astype(float))}
+    slopes = {"precision": one.precision, "information": one.information}
+    fixed = {"marks": (one.index[:, None] == np.arange(len(one.precision))).astype(float)}
     if group.pairs is not None and one.coefficients is not None:
-        slopes["coefficients"] = jnp.asarray(one.coefficients)
-        fixed["pairs"] = jnp.asarray(group.pairs)
+        slopes["coefficients"] = one.coefficients
+        fixed["pairs"] = group.pairs
     return {"slopes": slopes, "fixed": fixed}
 
 
