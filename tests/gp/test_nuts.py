@@ -1,8 +1,5 @@
-"""NUTS of GP-MSRM: its density against brute force, its prior against its definition, its draws against Gibbs."""
+"""NUTS of GP-MSRM: its density against brute force, its prior against its definition, chains that are stopped."""
 
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import xarray as xr
 from gibbs_problems import Problem, problem
 from gp_oracles import IMPULSE, finite_difference, gaussian_functional, gp_log_likelihood
+from nuts_problems import tiny
 from scipy import stats
 
 import msrm
@@ -201,83 +198,6 @@ def test_a_state_comes_back_with_its_invariants(case):
 # Sampling
 
 
-def tiny(*, n_factors: int = 1, missing: float = 0.0, runs: int = 1, likelihood: str = "statespace") -> Any:
-    """A recording made by a model, wide enough for null rows, and its fit."""
-    rng, data = np.random.default_rng(5), {}
-    for p in ("p1", "p2"):
-        loading = {"brain": rng.standard_normal((n_factors, 9)), "rating": rng.standard_normal((n_factors, 3))}
-        for run in range(runs):
-            phase = 0.7 * run
-            streams = {}
-            for name, times in {"brain": 1.8 * np.arange(7), "rating": 1.2 * np.arange(10)}.items():
-                seen = times - (0.3 if name == "rating" else 0.0)
-                path = np.stack([np.sin(seen / (1.5 + k) + k + phase) for k in range(n_factors)], axis=1) * 1.4
-                values = path @ loading[name] + 0.5 * rng.standard_normal((len(times), loading[name].shape[1]))
-                if missing:
-                    gone = rng.uniform(size=values.shape) < missing
-                    gone[:, 0] = False
-                    values[gone] = np.nan
-                streams[name] = (values, times)
-            data.setdefault(p, {})[f"run-{run + 1}"] = streams
-    recording = msrm.Recording.from_dict(data)
-    lag = msrm.Free(0.2, bounds=(-1.0, 1.0), prior=msrm.Normal(0.0, 0.5))
-    responses = {"brain": msrm.Identity(), "rating": msrm.Gaussian(width=0.6, lag=lag)}
-    priors = msrm.Priors(noise=msrm.LogNormal(-1.0, 0.7))
-    gp = msrm.GPMSRM(n_factors, responses, length_scale=2.5, priors=priors, likelihood=likelihood, n_starts=1)
-    return gp.fit(recording), recording
-
-
-def invariants(draws: msrm.Draws) -> xr.Dataset:
-    """The posterior group, and entries of W W' within and across streams of the coordinates with data."""
-    size = draws.n_factors
-    rows = np.concatenate(
-        [value[:, :, : draws.pairs[key].n_coordinates, :size] for key, value in draws.rows.items()], axis=2
-    )[:, :, ::5]
-    products = np.einsum("cdik,cdjk->cdij", rows, rows)
-    lower = np.tril_indices(rows.shape[2])
-    return draws.posterior.assign(product=(("chain", "draw", "entry"), products[:, :, *lower]))
-
-
-def agree(one: msrm.Draws, other: msrm.Draws) -> None:
-    """Means and sds of all invariants within Monte Carlo error; 4.5 errors are never passed by 100 quantities."""
-    a, b = msrm.diagnostics.summary(invariants(one)).table, msrm.diagnostics.summary(invariants(other)).table
-    assert float(a.ess_bulk.min()) > 40
-    assert float(b.ess_bulk.min()) > 40
-    for name, limit in (("mean", 4.5), ("sd", 4.5)):
-        error = np.hypot(a[f"mcse_{name}"], b[f"mcse_{name}"])
-        z = np.abs(a[name] - b[name]) / error
-        assert float(z.max()) < limit, (name, str(z.quantity.values[int(z.argmax())]), float(z.max()))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("n_factors", [1, 2])
-def test_nuts_and_gibbs_agree(n_factors):
-    gp, recording = tiny(n_factors=n_factors)
-    gibbs = gp.sample(recording, chains=2, warmup=200, draws=600, seed=1, n_jobs=1, progress=False)
-    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=80, draws=100, seed=2, progress=False)
-    agree(nuts, gibbs)
-    stats = nuts.tree["sample_stats"]
-    assert not stats["diverging"].any()
-    assert not stats["reached_max_tree_depth"].any()
-    summary = nuts.summary()
-    assert summary.sampler["divergences"] == 0
-    assert (summary.sampler["bfmi"] > 0.3).all()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "kind", [{"n_factors": 3}, {"n_factors": 2, "missing": 0.2}, {"n_factors": 2, "runs": 2}], ids=str
-)
-def test_nuts_and_gibbs_agree_on_harder_problems(kind):
-    gp, recording = tiny(**kind)
-    gibbs = gp.sample(recording, chains=2, warmup=300, draws=1000, seed=3, n_jobs=1, progress=False)
-    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=100, draws=150, seed=4, progress=False)
-    agree(nuts, gibbs)
-    assert not nuts.tree["sample_stats"]["reached_max_tree_depth"].any()
-
-
 @pytest.mark.parametrize(
     "prior",
     [
@@ -426,33 +346,6 @@ def test_an_interrupt_inside_the_likelihood_uses_nothing_of_the_step(finished, t
     last = DrawStore(job.folder).chain(0).last()
     assert last is not None
     assert all(np.isfinite(leaf).all() for leaf in last.state.values() if leaf.dtype.kind == "f")
-
-
-TOGETHER = """
-    import sys
-    sys.path[:0] = [{tests!r}, {above!r}]
-    import numpy as np
-    from test_nuts import tiny
-    gp, recording = tiny()
-    options = dict(sampler="nuts", chains=2, warmup=4, draws=3, seed=3, progress=False)
-    found = [gp.sample(recording, chain_method=method, **options) for method in {methods!r}]
-    for draws in found:
-        assert np.isfinite(draws.posterior["noise"]).all()
-        assert draws.posterior.sizes["chain"] == 2
-    if len(found) == 2:
-        np.testing.assert_array_equal(found[0].posterior["noise"], found[1].posterior["noise"])
-    print("done")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("methods", [("vectorized",), ("sequential", "processes")], ids=str)
-def test_chains_together_and_in_processes_do_not_deadlock(methods):
-    """A host callback can block on few cores: a child with a hard limit."""
-    here = Path(__file__).parent
-    script = textwrap.dedent(TOGETHER.format(tests=str(here), above=str(here.parent), methods=methods))
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False)
-    assert child.stdout.strip().endswith("done"), child.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
