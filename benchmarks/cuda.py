@@ -224,7 +224,7 @@ def whole(features: int, seconds: float, step: float, coarse: float | None, solv
 
 LENGTH = 453.6
 CASES = (
-    (360, 1, 0.45, None), (3600, 1, 0.45, None), (360, 2, 0.6, 0.9), (360, 4, 0.45, 0.9), (360, 32, 0.36, 0.6),
+    (360, 1, 0.45, None), (3600, 1, 0.45, None), (360, 2, 0.6, 0.9), (360, 4, 0.45, 0.6), (360, 32, 0.45, 0.6),
 )  # fmt: skip
 
 
