@@ -33,19 +33,15 @@ def recording():
     return recording_of()
 
 
+def model_of(**settings) -> msrm.GPMSRM:
+    given = {"length_scale": LENGTH, "likelihood": "statespace", "likelihood_tolerance": 1e-6, "n_starts": 1}
+    return msrm.GPMSRM(1, {"x": msrm.Identity()}, progress=False, **given, **settings)
+
+
 @pytest.fixture(scope="module")
 def draws(recording):
-    model = msrm.GPMSRM(
-        1,
-        {"x": msrm.Identity()},
-        length_scale=LENGTH,
-        likelihood="statespace",
-        likelihood_tolerance=1e-6,
-        n_starts=1,
-        progress=False,
-    )
     options = {"chains": 2, "warmup": 100, "draws": 150, "seed": 3, "n_jobs": 1, "progress": False}
-    return sample(model.fit(recording), recording, **options)
+    return sample(model_of().fit(recording), recording, **options)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +49,13 @@ def loo(draws, recording):
     return draws.loo(recording, n_jobs=1)
 
 
-def marginal(recording: msrm.Recording, run: str, people: list[str], rows: dict) -> float:
-    """Log density of some participants' values in a run: a dense normal, the latent integrated out by hand."""
+def marginal(
+    recording: msrm.Recording, run: str, people: list[str], rows: dict, noise_over: dict | None = None
+) -> float:
+    """Log density of some participants' values in a run: a dense normal, the latent integrated out by hand.
+
+    `noise_over` divides participants' noise variances.
+    """
     values, means, loadings, times, noise = [], [], [], [], []
     for p in people:
         stream = recording.stream(p, run, "x")
@@ -64,7 +65,7 @@ def marginal(recording: msrm.Recording, run: str, people: list[str], rows: dict)
         means.append(offset[feature])
         loadings.append(loading[feature])
         times.append(stream.times[row])
-        noise.append(np.full(len(row), v))
+        noise.append(np.full(len(row), v / (noise_over or {}).get(p, 1.0)))
     y, m, w, t, v = map(np.concatenate, (values, means, loadings, times, noise))
     x = np.sqrt(3.0) * np.abs(t[:, None] - t) / LENGTH
     covariance = np.outer(w, w) * (1 + x) * np.exp(-x) + np.diag(v)
@@ -88,16 +89,49 @@ def test_densities_of_standardized_models_are_those_of_the_data(recording):
         np.testing.assert_allclose(one - ten, expected, rtol=1e-6)
 
 
+def rows_of(draws, chain: int, draw: int) -> dict:
+    """Loadings, offsets and noise variance of a draw, by participant."""
+    return {
+        p: (
+            draws.loading(p, "x").values[chain, draw, :, 0],
+            draws.offset(p, "x").values[chain, draw],
+            float(draws.posterior["noise"].sel(stream=f"{p}/x")[chain, draw]),
+        )
+        for p in ("a", "b")
+    }
+
+
+def test_powers_weight_draws_and_leave_the_noise_of_the_block_as_it_is(recording):
+    power = 0.3
+    model = model_of(powers={"x": power}).fit(recording)
+    draws = sample(model, recording, chains=1, warmup=30, draws=40, seed=3, n_jobs=1, progress=False)
+    loo, held = draws.loo(recording, n_jobs=1), draws.log_predictive_density(recording.select(runs=["r1"]))
+    rows = rows_of(draws, 0, 17)
+    for block in loo.log_likelihood["block"].values:
+        p, run, _ = str(block).split("/")
+        other = "b" if p == "a" else "a"
+        without = marginal(recording, run, [other], rows, {other: power})
+        predicted = marginal(recording, run, ["a", "b"], rows, {other: power}) - without
+        tempered = marginal(recording, run, ["a", "b"], rows, {"a": power, "b": power}) - without
+        v, entries = rows[p][2], np.isfinite(recording.stream(p, run, "x").values).sum()
+        # The power of a normal density is a normal density times a constant.
+        tempered += 0.5 * entries * (np.log(2 * np.pi * v / power) - power * np.log(2 * np.pi * v))
+        assert float(loo.log_likelihood.sel(block=block)[0, 17]) == pytest.approx(predicted, abs=1e-4)
+        assert float(loo.log_share.sel(block=block)[0, 17]) == pytest.approx(tempered, abs=1e-4)
+        weights, k_hat = smoothed(-loo.log_share.sel(block=block).values[0])
+        expected = logsumexp(weights + loo.log_likelihood.sel(block=block).values[0])
+        assert float(loo.pointwise["elpd"].sel(block=block)) == pytest.approx(expected, abs=1e-12)
+        assert float(loo.pointwise["k_hat"].sel(block=block)) == k_hat
+    # All draws are members: held-out densities are the same numbers, averaged alike.
+    mean = logsumexp(loo.log_likelihood.sel(block="a/r1/x")) - np.log(40)
+    assert float(held["log_density"].sel(block="a/r1/x")) == pytest.approx(float(mean), abs=1e-6)
+    with pytest.raises(ValueError, match=r"The model has powers.*loo\.pointwise"):
+        loo.tree  # noqa: B018
+
+
 def test_densities_given_the_other_blocks_are_those_of_dense_algebra(draws, loo, recording):
     for chain, draw in ((0, 3), (1, 140)):
-        rows = {
-            p: (
-                draws.loading(p, "x").values[chain, draw, :, 0],
-                draws.offset(p, "x").values[chain, draw],
-                float(draws.posterior["noise"].sel(stream=f"{p}/x")[chain, draw]),
-            )
-            for p in ("a", "b")
-        }
+        rows = rows_of(draws, chain, draw)
         for block in loo.log_likelihood["block"].values:
             p, run, _ = str(block).split("/")
             other = "b" if p == "a" else "a"

@@ -209,7 +209,8 @@ class Draws(RawDraws):
         Returns
         -------
         Loo
-            elpd, se and k-hat, of the data in their own units; ``loo.tree`` goes into ``arviz.compare``.
+            elpd, se and k-hat, of the data in their own units and under the noise as it is, whatever the powers;
+            ``loo.tree`` goes into ``arviz.compare``.
         """
         return leave_one_out(self, recording, size=size, n_jobs=n_jobs, progress=progress)
 
@@ -222,7 +223,7 @@ class Draws(RawDraws):
         Returns
         -------
         Dataset by ``block``
-            ``log_density`` (nats, of the data in their own units) and ``entries``.
+            ``log_density`` (nats, of the data in their own units; powers concern the other streams) and ``entries``.
         """
         return held_out_densities(self, recording)
 

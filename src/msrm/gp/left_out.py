@@ -2,6 +2,10 @@
 
 A block is a participant's modality in a run. With D, h and c of DESIGN 3.1 a sum over blocks, leaving one out subtracts
 its part: ``log p(block | others) = log p(all) - log p(others)``, both with the latents integrated out.
+
+Where a modality has a power a, the posterior sees the block's likelihood raised to a (the *share*, by which draws are
+weighted when the block is left out). The block itself is predicted with its noise as it is, N(0, v), from latents given
+the others, as :meth:`msrm.GPMSRM.predict` does: powers say how much to trust data, not how noisy data will be.
 """
 
 from collections.abc import Mapping
@@ -16,6 +20,7 @@ from msrm.gp.gibbs.marginal import Marginal
 from msrm.gp.gibbs.state import State
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
+from msrm.nodes import GroupStatistics
 
 __all__ = ["Block", "LeftOut"]
 
@@ -49,22 +54,51 @@ class LeftOut:
         """Participant, modality and run of every block."""
         return [(*pair.key, run) for pair in self.layout.pairs for run in self.layout.rows[pair.key].runs]
 
-    def given_others(self, state: State) -> Array:
-        """``log p(block | the other blocks)`` of every block, nats, (block,); NaN where a factorization fails."""
+    def given_others(self, state: State) -> tuple[Array, Array]:
+        """``log p(block | the other blocks)`` of every block, and its share in the posterior; NaN where these fail.
+
+        Parameters
+        ----------
+        state : State
+
+        Returns
+        -------
+        (block,), (block,)
+            Nats; equal without powers.
+        """
         current = self.marginal.current(state)
         own = self._parts(current.design, state)
         bare = {key: self._constants(current.design, key, state) for key in current.design.pairs}
-        out = []
+        density, share = [], []
         for participant, modality, run in self.blocks:
             key = participant, modality
-            others = {name: statistics for name, statistics in current.statistics[run].items()}
-            whole, (precision, information) = others[modality], own[key][run]
-            others[modality] = replace(
-                whole, precision=whole.precision - precision, information=whole.information - information
-            )
-            without = self.marginal.posterior(run, state, others).log_evidence
-            out.append(current.posteriors[run].log_evidence - without + bare[key][run])
-        return np.array(out)
+            power, constant = current.design.pairs[key].power, bare[key][run]
+            given = current.statistics[run]
+            without = self._evidence(run, state, given, modality, own[key][run], -1.0)
+            share.append(current.posteriors[run].log_evidence - without + constant)
+            if power == 1.0:
+                density.append(share[-1])
+                continue
+            # Its part of D, h and c is proportional to its power.
+            seen = self._evidence(run, state, given, modality, own[key][run], 1.0 / power - 1.0)
+            density.append(seen - without + constant / power)
+        return np.array(density), np.array(share)
+
+    def _evidence(
+        self,
+        run: str,
+        state: State,
+        given: Mapping[str, GroupStatistics],
+        modality: str,
+        own: tuple[Array, Array],
+        times: float,
+    ) -> float:
+        """Log evidence of a run with a part of D and h of one modality added some times."""
+        whole = given[modality]
+        changed = replace(
+            whole, precision=whole.precision + times * own[0], information=whole.information + times * own[1]
+        )
+        return self.marginal.posterior(run, state, {**given, modality: changed}).log_evidence
 
     def log_likelihood(self, state: State) -> float:
         """``log p(all blocks)``, nats."""

@@ -2,9 +2,12 @@
 
 The latent-marginal likelihood does not factor over blocks, so the pointwise density is ``p(block | other blocks,
 parameters)``, exact at each draw (:mod:`msrm.gp.left_out`). Averaged over the posterior without the block, which draws
-with weights ``1 / p(block | others, parameters)`` stand for, Pareto-smoothed (:mod:`msrm.gp.psis`):
+with weights ``1 / share(block)`` stand for, Pareto-smoothed (:mod:`msrm.gp.psis`):
 
     elpd(block) = log sum_s w_s p(block | others, theta_s)
+
+The share is that density too, unless the modality has a power: densities are those of the data under the noise as it
+is, whatever powers the posterior raised likelihoods to.
 """
 
 from collections.abc import Iterable
@@ -54,6 +57,8 @@ class Loo:
         By ``block``: ``elpd``, ``p``, ``k_hat``.
     log_likelihood : DataArray (chain, draw, block)
         ``log p(block | other blocks)`` at each draw used.
+    log_share : DataArray (chain, draw, block)
+        What the block is in the posterior: the same, unless its modality has a power.
     verdict : str
     """
 
@@ -62,11 +67,23 @@ class Loo:
     p: float
     pointwise: xr.Dataset
     log_likelihood: xr.DataArray
+    log_share: xr.DataArray
     verdict: str
 
     @property
     def tree(self) -> xr.DataTree:
-        """For ArviZ: ``arviz.loo(tree)``, and ``arviz.compare({name: loo.tree, ...})`` of models of the same data."""
+        """For ArviZ: ``arviz.loo(tree)``, and ``arviz.compare({name: loo.tree, ...})`` of models of the same data.
+
+        Raises
+        ------
+        ValueError
+            For a model with powers, whose draws ArviZ would weight by densities that the posterior does not have.
+        """
+        if not self.log_share.equals(self.log_likelihood):
+            raise ValueError(
+                "The model has powers: arviz.loo would weight draws by the densities of the data, which the posterior "
+                "has raised to the powers. Compare models by loo.pointwise['elpd'], which has the right weights."
+            )
         likelihood = self.log_likelihood.rename("given_others").to_dataset()
         told = self.log_likelihood.sum("block").rename("log_likelihood_of_blocks")
         return xr.DataTree.from_dict({"posterior": told.to_dataset(), "log_likelihood": likelihood})
@@ -90,27 +107,31 @@ def leave_one_out(
     jobs = [(states[start : start + _TOGETHER],) for start in range(0, len(states), _TOGETHER)]
     workers = worker_count(n_jobs, len(jobs))
     found = parallel_map(_densities, jobs, n_jobs=workers, shared=(left_out,), desc="loo", progress=progress)
-    values = np.concatenate(found).reshape(n_chains, len(kept), -1)
+    # (density and share, chain, draw, block)
+    values = np.stack([np.concatenate(part) for part in zip(*found, strict=True)])
+    values = values.reshape(2, n_chains, len(kept), -1)
     if not np.isfinite(values).all():
         raise FloatingPointError("a posterior precision without one block could not be factored; see draws.summary()")
     return _judged(values + _units(draws, recording, left_out.blocks), kept, left_out.blocks)
 
 
-def _densities(left_out: LeftOut, states: list[State]) -> Array:
-    return np.array([left_out.given_others(state) for state in states])
+def _densities(left_out: LeftOut, states: list[State]) -> tuple[Array, Array]:
+    density, share = zip(*(left_out.given_others(state) for state in states), strict=True)
+    return np.array(density), np.array(share)
 
 
 def _judged(values: Array, kept: NDArray[np.intp], blocks: list[Block]) -> Loo:
-    flat = values.reshape(-1, values.shape[2])
-    elpd, k_hat = np.empty(flat.shape[1]), np.empty(flat.shape[1])
-    for place, column in enumerate(flat.T):
-        weights, k_hat[place] = smoothed(-column)
+    flat, shares = values.reshape(2, -1, len(blocks))
+    elpd, k_hat = np.empty(len(blocks)), np.empty(len(blocks))
+    for place, (column, share) in enumerate(zip(flat.T, shares.T, strict=True)):
+        weights, k_hat[place] = smoothed(-share)
         elpd[place] = logsumexp(weights + column)
     seen = logsumexp(flat, axis=0) - np.log(len(flat))
     coords = block_coords(blocks)
     pointwise = xr.Dataset({n: ("block", v) for n, v in (("elpd", elpd), ("p", seen - elpd), ("k_hat", k_hat))}, coords)
-    likelihood = xr.DataArray(
-        values, {"chain": np.arange(len(values)), "draw": kept, **coords}, ("chain", "draw", "block"), "log_likelihood"
+    axes, dims = {"chain": np.arange(values.shape[1]), "draw": kept, **coords}, ("chain", "draw", "block")
+    density, share = (
+        xr.DataArray(part, axes, dims, name) for part, name in zip(values, ("log_likelihood", "log_share"), strict=True)
     )
     limit = good_k(len(flat))
     bad = k_hat > limit
@@ -123,7 +144,7 @@ def _judged(values: Array, kept: NDArray[np.intp], blocks: list[Block]) -> Loo:
             "refitting: msrm.evaluate with msrm.SampledGPMSRM."
         )
     se = float(np.sqrt(len(elpd) * np.var(elpd, ddof=1))) if len(elpd) > 1 else np.nan
-    return Loo(float(elpd.sum()), se, float((seen - elpd).sum()), pointwise, likelihood, verdict)
+    return Loo(float(elpd.sum()), se, float((seen - elpd).sum()), pointwise, density, share, verdict)
 
 
 def block_coords(blocks: Iterable[Block]) -> dict[str, Any]:
@@ -138,7 +159,7 @@ def block_coords(blocks: Iterable[Block]) -> dict[str, Any]:
 def held_out_densities(draws: "Draws", recording: Recording) -> xr.Dataset:
     """See :meth:`msrm.gp.draws.Draws.log_predictive_density`."""
     left_out, states = members_left_out(draws, recording)
-    values = np.array([left_out.given_others(state) for state in states])
+    values = np.array([left_out.given_others(state)[0] for state in states])
     weights = draws.ensemble.weights
     share = np.full(len(values), 1.0 / len(values)) if weights is None else weights
     total = logsumexp(values, axis=0, b=share[:, None]) + _units(draws, recording, left_out.blocks)
@@ -150,7 +171,7 @@ def held_out_densities(draws: "Draws", recording: Recording) -> xr.Dataset:
 
 def _units(draws: "Draws", recording: Recording, blocks: Iterable[Block]) -> Array:
     """What turns densities of standardized entries into those of the data, nats (block,)."""
-    fitted, powers = draws.model.model_, draws.model.powers or {}
+    fitted = draws.model.model_
     rows = list(blocks)
     if not fitted.standardization:
         return np.zeros(len(rows))
@@ -162,7 +183,7 @@ def _units(draws: "Draws", recording: Recording, blocks: Iterable[Block]) -> Arr
         logs = np.log(
             fitted.standardization[participant, modality].scale, where=entries > 0, out=np.zeros(len(entries))
         )
-        out.append(-powers.get(modality, 1.0) * float(entries @ logs))
+        out.append(-float(entries @ logs))
     return np.array(out)
 
 
