@@ -35,12 +35,11 @@ COMPANION = {
 
 def state_covariance(dimension: int, places: np.ndarray) -> np.ndarray:
     """Covariance of the states at scaled times, from matrix exponentials."""
-    out = np.zeros((len(places), dimension, len(places), dimension))
-    for i, a in enumerate(places):
-        for j, b in enumerate(places):
-            later = expm(COMPANION[dimension] * abs(a - b)) @ STATIONARY[dimension]
-            out[i, :, j] = later if a >= b else later.T
-    return out
+    gaps = places[:, None] - places
+    lags, index = np.unique(np.abs(gaps), return_inverse=True)
+    later = (expm(COMPANION[dimension] * lags[:, None, None]) @ STATIONARY[dimension])[index.reshape(gaps.shape)]
+    full = np.where((gaps >= 0.0)[..., None, None], later, np.swapaxes(later, -1, -2))
+    return np.swapaxes(full, 1, 2)
 
 
 def of_band(band: np.ndarray) -> np.ndarray:

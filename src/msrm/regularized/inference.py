@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msrm.banded import TemporalRows
 from msrm.coverage import Interval, inside, merged, seen
 from msrm.regularized.domain import Grid, cell_weights
 from msrm.regularized.latents import PathSystem
@@ -20,6 +19,7 @@ from msrm.regularized.problem import key_of, rows_and_grids
 from msrm.responses import Identity, Response, hat_rows
 from msrm.rotation import feature_blocks
 from msrm.stream import Stream
+from msrm.temporal_rows import TemporalRows
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

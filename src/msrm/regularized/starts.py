@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from msrm.banded import TemporalRows
 from msrm.regularized.filters import Values
 from msrm.regularized.gauge import Latents, balanced
 from msrm.regularized.objective import Objective
 from msrm.regularized.statistics import Operator, RowGroup
+from msrm.temporal_rows import TemporalRows
 
 Array = NDArray[np.float64]
 

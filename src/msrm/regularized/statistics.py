@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from msrm.banded import TemporalRows
 from msrm.regularized.domain import Grid
 from msrm.regularized.filters import Values
 from msrm.responses import Response, hat_rows
+from msrm.temporal_rows import TemporalRows
 
 Array = NDArray[np.float64]
 Band = tuple[Array, Array]

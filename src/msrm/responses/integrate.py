@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from msrm.banded import TemporalRows
 from msrm.responses.base import Response, Values
 from msrm.responses.cells import Array, Index, cells_of, gauss_rule, hat_rule
+from msrm.temporal_rows import TemporalRows
 
 __all__ = ["CellQuadrature", "hat_rows", "quadrature"]
 
