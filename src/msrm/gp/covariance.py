@@ -73,7 +73,9 @@ def cross_covariance(
     a, b = response_a.resolved(dict(values_a or {})), response_b.resolved(dict(values_b or {}))
     lags = np.asarray(lags, float)
     if has_closed_form(response_a) and has_closed_form(response_b):
-        values, slopes = gaussian_covariance(response_a, a, response_b, b, lags, rate, matern.dimension)
+        near = _near(response_a.support(a), response_b.support(b), lags, rate)
+        made, parts = gaussian_covariance(response_a, a, response_b, b, lags[near], rate, matern.dimension)
+        values, slopes = _among(lags, near, made), {key: _among(lags, near, part) for key, part in parts.items()}
     elif response_a.is_identity:
         values, swapped = _cell_covariance(response_b, b, response_a, a, -lags, rate, matern.dimension, gradient)
         side = {"a": "b", "b": "a", "rate": "rate"}
@@ -86,6 +88,19 @@ def cross_covariance(
     wanted |= {("b", name): slopes["b", name] for name in response_b.free}
     wanted["length_scale", ""] = slopes["rate", ""] * (-rate / length_scale)
     return values, wanted
+
+
+def _near(support_a: tuple[float, float], support_b: tuple[float, float], lags: Array, rate: float) -> Index:
+    """The lags beyond which the covariance is zero to rounding: of long recordings, few."""
+    reach = _REACH / rate
+    return np.flatnonzero((lags > support_a[0] - support_b[1] - reach) & (lags < support_a[1] - support_b[0] + reach))
+
+
+def _among(lags: Array, near: Index, values: Array) -> Array:
+    """Values at the near ones of all lags, zero at the others."""
+    out = np.zeros_like(lags)
+    out[near] = values
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,16 +154,14 @@ def _cell_covariance(
     rule = gauss_rule(_ORDER[dimension])
     low_a, high_a = response_a.support(a)
     low_b, high_b = response_b.support(b)
-    near = np.flatnonzero((lags > low_a - high_b - _REACH / rate) & (lags < high_a - low_b + _REACH / rate))
+    near = _near((low_a, high_a), (low_b, high_b), lags, rate)
     place = (lags[near] - (low_a - low_b)) / step
     cells, index = np.unique(np.floor(place).astype(np.intp), return_inverse=True)
     basis = rule.basis(place - cells[index])
     slopes: Slopes = {}
 
     def at_lags(points: Array) -> Array:
-        out = np.zeros_like(lags)
-        out[near] = np.sum(basis * points[index], axis=1)
-        return out
+        return _among(lags, near, np.sum(basis * points[index], axis=1))
 
     if not len(near):
         names = [("a", name) for name in response_a.free] + [("b", name) for name in response_b.free] + [("rate", "")]
