@@ -4,6 +4,8 @@
     python benchmarks/calibration.py coverage --replicates 0:300 --jobs 12 --seconds 300 --log coverage.jsonl
     python benchmarks/calibration.py report ranks.jsonl coverage.jsonl --out calibration.json --plot FOLDER
 
+Ranks among NUTS draws are made by nuts_calibration.py and reported here.
+
 Parameters are drawn from the prior, data from the model given them, then the posterior is sampled: the rank of every
 true quantity among its draws must be uniform (Talts et al. 2018). Data come from paths on a grid of 0.02 s and plain
 sums over it, which shares no code with the sampler's grid. Replicate r is of variant r modulo their number and depends
@@ -513,6 +515,9 @@ def report(arguments: argparse.Namespace) -> None:
     for what, section, picture in (("ranks", "ranks", "gibbs"), ("nuts ranks", "nuts_ranks", "nuts")):
         if ranked := [record for record in records if record["what"] == what]:
             out[section], pooled = rank_report(ranked)
+            for count in ("divergences", "saturated_trees"):
+                if count in ranked[0]:
+                    out[section][count] = sum(record[count] for record in ranked)
             if arguments.plot:
                 plot(pooled, ranked[0]["kept"], arguments.plot / f"{picture}_calibration.png")
     if covered := [record for record in records if record["what"] == "coverage"]:
