@@ -1,6 +1,8 @@
 """msrm.sample_runs: one posterior a group, equal to sampling it alone, restartable, and no group costs another."""
 
+import json
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -64,6 +66,37 @@ def test_seeds_differ_between_groups_and_finished_archives_are_kept(done):
         msrm.sample_runs(recording_of(), model_of(), path=folder, resume=True, **OPTIONS | {"warmup": 9})
     with pytest.raises(ValueError, match=r"Different: model\.length_scale"):
         msrm.sample_runs(recording_of(), model_of(length_scale=4.0), path=folder, resume=True, **OPTIONS)
+
+
+def test_more_draws_extend_archives_whose_blocks_were_kept(done, tmp_path):
+    folder, whole = done
+    with pytest.raises(ValueError, match=r"has 12 draws of a chain, draws=20 are asked, .* keep_blocks=True"):
+        msrm.sample_runs(recording_of(), model_of(), path=folder, resume=True, **OPTIONS | {"draws": 20})
+    with pytest.raises(ValueError, match=r"has 12 draws of a chain, more than draws=5; ask for at least as many"):
+        msrm.sample_runs(recording_of(), model_of(), path=folder, resume=True, **OPTIONS | {"draws": 5})
+    how = {"path": tmp_path, "n_jobs": 2, "keep_blocks": True}
+    short = msrm.sample_runs(recording_of(), model_of(), **how, **OPTIONS | {"draws": 7})
+    assert short["run-1"].posterior.sizes["draw"] == 7
+    # The last try of a group failed: it is tried again, and its old archive is not taken for the answer.
+    report = tmp_path / "run-1.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"problem": "OSError: disk full"}))
+    longer = msrm.sample_runs(recording_of(), model_of(), **how, resume=True, **OPTIONS)
+    assert not longer.failed
+    for group in ("run-1", "2 é"):
+        np.testing.assert_array_equal(longer[group].posterior["noise"], whole[group].posterior["noise"])
+    np.testing.assert_array_equal(longer.table["ess"], whole.table["ess"])
+    np.testing.assert_array_equal(longer.quantities["mean"], whole.quantities["mean"])
+
+
+def test_a_process_is_sent_its_own_part_or_where_it_lies(tmp_path):
+    times = np.arange(200.0)
+    values = np.random.default_rng(0).standard_normal((200, 300))
+    recording = msrm.Recording.from_dict({"p1": {run: {"rating": (values, times)} for run in ("r1", "r2", "r3")}})
+    recording.to_netcdf(tmp_path / "recording.nc")
+    for source, most in ((recording, 1.1 * values.nbytes), (msrm.open_recording(tmp_path / "recording.nc"), 0.1e6)):
+        for part in runs_module._parts(source, "run").values():
+            group = runs_module._Group("r", part, model_of(), OPTIONS, tmp_path)
+            assert len(pickle.dumps(group)) < most
 
 
 def test_a_group_that_fails_is_reported_by_name_and_costs_no_other(tmp_path):

@@ -2,7 +2,8 @@
 
 A group's process gets one BLAS thread (and one GPU, where devices are named), writes blocks while it samples and one
 archive at its end. What a group is bound to (data, model, sampling settings, seed, version) is stored with it, so that
-finished archives are kept and unfinished ones go on; a group that fails, even by a crash, costs no other.
+finished archives are kept and unfinished ones go on, and longer where their blocks were kept; a group that fails, even
+by a crash, costs no other. A process is sent its own part of the recording, or where that lies on disk.
 """
 
 import hashlib
@@ -100,6 +101,7 @@ class _Group:
     estimator: Any
     sampling: dict[str, Any]
     folder: Path
+    keep_blocks: bool = False
 
     @property
     def stem(self) -> Path:
@@ -146,6 +148,7 @@ def sample_runs(
     n_jobs: int = 1,
     devices: Sequence[int] | None = None,
     resume: bool = False,
+    keep_blocks: bool = False,
     sampler: str = "gibbs",
     chains: int = 4,
     warmup: int = 1000,
@@ -172,7 +175,10 @@ def sample_runs(
         CUDA devices: one process at a time on each, which sees no other (CUDA_VISIBLE_DEVICES); `n_jobs` is then
         their number.
     resume : bool
-        Keep finished archives that belong to the same data and settings, and go on with the others.
+        Keep finished archives that belong to the same data and settings, and go on with the others. Archives of fewer
+        `draws` are extended where their blocks were kept.
+    keep_blocks : bool
+        Leave the blocks of draws beside every archive, about as large again, so that it can be extended.
     sampler, chains, warmup, draws
         As in :meth:`msrm.GPMSRM.sample`.
     seed : int
@@ -192,7 +198,8 @@ def sample_runs(
     FileExistsError
         When the folder holds archives of these groups and `resume` is not set.
     ValueError
-        For another `by`, or archives in the folder that belong to other data or settings (every difference named).
+        For another `by`, archives in the folder that belong to other data or settings (every difference named), or that
+        have more `draws`, or fewer and no blocks to extend.
     KeyboardInterrupt
         On Ctrl-C; finished archives and blocks stay, `resume` goes on.
     """
@@ -201,7 +208,9 @@ def sample_runs(
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed, **settings}
-    groups = [_Group(name, part, estimator, sampling, folder) for name, part in _parts(recording, by).items()]
+    groups = [
+        _Group(name, part, estimator, sampling, folder, keep_blocks) for name, part in _parts(recording, by).items()
+    ]
     waiting = [group for group in groups if not _is_finished(group, resume=resume)]
     slots: list[int | None] = list(devices) if devices else [None] * worker_count(n_jobs, len(groups))
     problems = _run(waiting, slots, progress)
@@ -224,13 +233,25 @@ def _is_finished(group: _Group, *, resume: bool) -> bool:
         raise FileExistsError(
             f"{group.archive} is there already; keep finished groups with resume=True, or give another path."
         )
-    stored, now = json.loads(group.report.read_text())["identity"], group.identity()
-    if found := list(differences(stored, now, "")):
+    report, now = json.loads(group.report.read_text()), group.identity()
+    has, asked = report["identity"]["sampling"].pop("draws"), now["sampling"].pop("draws")
+    if found := list(differences(report["identity"], now, "")):
         raise ValueError(
             f"{group.archive} belongs to another run. Different: {'; '.join(found)}. Restore these, or give another "
             "path."
         )
-    return True
+    if report.get("problem"):
+        return False
+    if has > asked:
+        raise ValueError(
+            f"{group.archive} has {has} draws of a chain, more than draws={asked}; ask for at least as many."
+        )
+    if has < asked and not group.blocks.exists():
+        raise ValueError(
+            f"{group.archive} has {has} draws of a chain, draws={asked} are asked, and the blocks that it could go on "
+            f"from were not kept. Keep draws={has}, or give another path, with keep_blocks=True to extend it later."
+        )
+    return has == asked
 
 
 def _run(waiting: list[_Group], slots: list[int | None], progress: bool | None) -> dict[str, str]:
@@ -314,7 +335,7 @@ def _sampled(group: _Group) -> None:
     report["seconds"] = time.perf_counter() - start
     with replacing(group.report) as aside:
         aside.write_text(json.dumps(report))
-    if "problem" not in report:
+    if "problem" not in report and not group.keep_blocks:
         shutil.rmtree(group.blocks)
 
 
