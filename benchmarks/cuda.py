@@ -4,12 +4,12 @@
     python benchmarks/cuda.py --platform cpu --small --out /tmp/cuda.json     # a rehearsal anywhere
     python benchmarks/cuda.py --sections likelihood dense --seconds 240       # some of it, within a time
 
-Sections: `likelihood` (whole log likelihood and gradient by features and length), `profile` (the kernels of a
-gradient), `dense` (gradient against the raw factorization), `kernels` (what a level of cyclic reduction is made of),
-`tuning` (settings of the block solver), `cache` (second start of a process with JAX's persistent compilation cache),
-`memory` (the largest dense order), `chains` (vectorized), `flags` (XLA's own settings), `blocks` (the table of DESIGN
-7). Times are medians after a warm-up; compilation is apart. Recordings are those of `msrm.simulate`, which are the
-workload's shape.
+Sections: `likelihood` (whole log likelihood and gradient by features and length), `evaluation` (the same as fits make
+it, sums on the host), `profile` (a gradient's kernels), `dense` (gradient against the raw factorization), `kernels`
+(what a level of cyclic reduction is made of), `tuning` (settings of the block solver), `cache` (second start of a
+process with JAX's persistent compilation cache), `memory` (the largest dense order), `chains` (vectorized), `flags`
+(XLA's own settings), `blocks` (the table of DESIGN 7). Times are medians after a warm-up; compilation is apart.
+Recordings are those of `msrm.simulate`, which are the workload's shape.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from typing import Any
 Record = dict[str, Any]
 SECTIONS = (
     "likelihood",
+    "evaluation",
     "profile",
     "dense",
     "kernels",
@@ -329,6 +330,27 @@ def dense(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
         return {"ms": median(times[1:]), "first_ms": times[0], "relative_difference": abs(found[0] / expected - 1.0)}
 
     yield "whole likelihood, tables on the host", backend
+
+
+def evaluation(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What a fit asks of the card: sums on the host, the log evidence of each run on the device."""
+
+    def figure(seconds: float, step: float) -> Record:
+        from msrm.gp.devices import evaluation_seconds, on_device
+
+        made, parameters = prepared(6 if small else 360, seconds, "statespace", step, None)
+        found = {"step_s": step, "estimated_on_one_core_ms": 1e3 * evaluation_seconds(made.backend)}
+        for name, likelihood in (("host", made), ("device", made.with_backend(on_device(made.backend)))):
+            times = []
+            for _ in range(8):
+                start = time.perf_counter()
+                likelihood.value_and_gradient(parameters)
+                times.append(1e3 * (time.perf_counter() - start))
+            found |= {f"{name}_first_ms": times[0], f"{name}_ms": median(times[1:])}
+        return found
+
+    for times in (0.2,) if small else (1, 4):
+        yield f"{times} x", lambda t=times: figure(t * LENGTH, 0.9 if small else 0.45)
 
 
 def chains(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
