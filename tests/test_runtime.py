@@ -366,6 +366,22 @@ class TestDoctor:
             ({"jax": JAX, "environment": {"CUDA_VISIBLE_DEVICES": "-1"}}, "JAX", "ok", "hides", "unset CUDA_VISIBLE"),
             ({"card": {"memory.free": 9000.0}}, "GPU memory", "warning", "8.8 of 140.4 GiB free", "export XLA_PYTHON"),
             ({"environment": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}, "GPU memory", "ok", "as needed", ""),
+            (
+                {"environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.999"}},
+                "GPU memory",
+                "warning",
+                "JAX takes 100% at its start, which is not there",
+                "export XLA_PYTHON",
+            ),
+            (
+                {"environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "40%"}},
+                "GPU memory",
+                "error",
+                "not a number",
+                "unset XLA_PYTHON_CLIENT_MEM_FRACTION",
+            ),
+            ({"card": {"memory.total": np.nan}}, "GPU memory", "warning", "does not tell its memory", "nvidia-smi"),
+            ({"card": {"driver_version": "[N/A]"}}, "driver", "warning", "does not tell its version", "nvidia-smi"),
             ({"environment": {"JAX_ENABLE_X64": "0"}}, "float64", "warning", "switches it off", "unset JAX_ENABLE_X64"),
             (
                 {"environment": {"JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}},
@@ -391,6 +407,24 @@ class TestDoctor:
         tmp_path.chmod(0o700)
         found = looked_at(environment={"JAX_COMPILATION_CACHE_DIR": str(tmp_path)})["compilation cache"]
         assert found.level == "ok"
+
+    def test_the_packages_own_cache_that_others_can_write(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(doctor.Path, "home", lambda: tmp_path)
+        assert "compilation cache" not in looked_at()
+        folder = tmp_path / ".cache" / "msrm" / "xla-0.11.2-0"
+        folder.mkdir(parents=True)
+        folder.chmod(0o770)
+        found = looked_at()["compilation cache"]
+        assert (found.level, found.line) == ("error", f"chmod go-w {folder}")
+
+    def test_more_blas_threads_than_the_quota_allows(self, fresh_guard):
+        fresh_guard(threads=64, cores=2)
+        machine = {"cores": {"available": 2, "affinity": 64, "quota": 1.5}, "blas": [], "environment": {}}
+        found = {finding.topic: finding for finding in doctor.core_findings(machine)}
+        assert found["cores"].found == "2 usable (affinity 64, container quota 1.5)"
+        assert found["BLAS threads"].level == "warning"
+        assert "starts 64 threads but this process may use 2 cores" in found["BLAS threads"].found
+        assert found["BLAS threads"].line == "export OPENBLAS_NUM_THREADS=2"
 
     def test_packages(self):
         requirements = ["numpy>=2.0", 'jax[cuda13]>=0.11,<0.12; extra == "cuda"', 'matplotlib>=3; extra == "plots"']

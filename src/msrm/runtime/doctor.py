@@ -179,7 +179,9 @@ def _plugin_findings(versions: Mapping[str, str], smi: list[dict[str, Any]]) -> 
         oldest = _OLDEST_DRIVER.get(match[1], 0)
         for card in smi[:1]:
             driver = card["driver_version"]
-            if int(driver.split(".")[0]) < oldest:
+            if not driver[:1].isdigit():
+                yield Finding("driver", "warning", f"nvidia-smi does not tell its version ({driver})", "nvidia-smi")
+            elif int(driver.split(".")[0]) < oldest:
                 found = f"driver {driver} is older than CUDA {match[1]} needs ({oldest})"
                 line = f"update the NVIDIA driver to {oldest} or newer"
                 yield Finding("driver", "error", found, line)
@@ -222,12 +224,20 @@ def _hidden(environment: Mapping[str, str]) -> bool:
 def _memory_findings(environment: Mapping[str, str], smi: list[dict[str, Any]]) -> Iterator[Finding]:
     """Free memory of the cards against what JAX takes at its start."""
     takes = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() not in ("false", "0")
-    share = float(environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+    told = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ".75")
+    try:
+        share = float(told)
+    except ValueError:
+        found = f"XLA_PYTHON_CLIENT_MEM_FRACTION={told} is not a number, and JAX does not start with it"
+        yield Finding("GPU memory", "error", found, "unset XLA_PYTHON_CLIENT_MEM_FRACTION")
+        return
     share = share if share <= 1 else share / 100
     for number, card in enumerate(smi):
         free, total = card["memory.free"], card["memory.total"]
         found = f"card {number}: {free / 1024:.1f} of {total / 1024:.1f} GiB free"
-        if takes and free < share * total:
+        if not total > 0:
+            yield Finding("GPU memory", "warning", f"card {number}: nvidia-smi does not tell its memory", "nvidia-smi")
+        elif takes and free < share * total:
             found += f"; JAX takes {share:.0%} at its start, which is not there"
             yield Finding("GPU memory", "warning", found, "export XLA_PYTHON_CLIENT_PREALLOCATE=false")
         elif takes:
@@ -254,15 +264,16 @@ def _precision_findings(environment: Mapping[str, str], jax: Mapping[str, Any]) 
 
 
 def _cache_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """A compilation cache that others can write is code execution."""
-    folder = environment.get("JAX_COMPILATION_CACHE_DIR")
-    if not folder or not Path(folder).is_dir():
-        return
-    if Path(folder).stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        found = f"others can write {folder}, and what lies there is run as code"
-        yield Finding("compilation cache", "error", found, f"chmod go-w {folder}")
-    else:
-        yield Finding("compilation cache", "ok", folder)
+    """A compilation cache that others can write is code execution: JAX's own, or those of `msrm.gp.devices`."""
+    given = environment.get("JAX_COMPILATION_CACHE_DIR")
+    for folder in [Path(given)] if given else sorted((Path.home() / ".cache" / "msrm").glob("xla-*")):
+        if not folder.is_dir():
+            continue
+        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            found = f"others can write {folder}, and what lies there is run as code"
+            yield Finding("compilation cache", "error", found, f"chmod go-w {folder}")
+        else:
+            yield Finding("compilation cache", "ok", str(folder))
 
 
 def cards() -> list[dict[str, Any]]:
