@@ -109,10 +109,16 @@ def at_a_draw(made):
     return given, sweeper, state, current.system, path, functionals, statistics
 
 
+def scale_terms(sweeper, level, system, state, path, functionals, statistics):
+    gram = sum(jnp.einsum("pfk,pfl->kl", r[..., :-1], r[..., :-1]) for of in state.rows.values() for r in of)
+    coarse = jax.tree.map(lambda one: one[level], sweeper.data["coarse"])
+    return sweeper.paths.scale_terms(coarse, system, path, functionals, statistics, gram, jnp.eye(2))
+
+
 @pytest.mark.slow
 def test_the_coarse_component_is_independent_of_the_rest(made):
     given, sweeper, state, system, path, functionals, statistics = at_a_draw(made)
-    terms = sweeper.paths.scale_terms(sweeper.data["coarse"][0], system, state, path, functionals, statistics)
+    terms = scale_terms(sweeper, 0, system, state, path, functionals, statistics)
     matern = given.backend.matern
     component, whole = (np.asarray(sweeper.paths.states(part)) for part in (terms.component, path))
     form = np.zeros((2, 2))
@@ -132,9 +138,9 @@ def test_the_coarse_component_is_independent_of_the_rest(made):
 @pytest.mark.parametrize("log_c", [0.2, -0.1])
 def test_the_scale_move_has_the_ratio_of_joint_densities(made, log_c):
     _, sweeper, state, system, path, functionals, statistics = at_a_draw(made)
-    terms = sweeper.paths.scale_terms(sweeper.data["coarse"][-1], system, state, path, functionals, statistics)
+    terms = scale_terms(sweeper, -1, system, state, path, functionals, statistics)
     direction = jnp.asarray([0.6, 0.8])
-    dimension = 2 * len(sweeper.data["coarse"][-1]["at"]) - sum(of.feature_rows for of in sweeper.stacks.values())
+    dimension = 2 * int(sweeper.data["coarse"]["count"][-1]) - sum(of.feature_rows for of in sweeper.stacks.values())
     density = scale_density(terms, direction, dimension, sweeper.specification.priors.loading_sd)
     moved = stretched(terms, direction, jnp.asarray(log_c))
     rows = {
@@ -243,7 +249,7 @@ def native_chains(given, folder, *, chains, warmup, draws, stop=None):
 def stand_in(self):
     """Sweeps that follow from their number alone: what the host does around dispatches needs no compilation."""
 
-    def sweeps(data, keys, state, tunings, first, tune):
+    def sweeps(data, keys, state, tunings, walks, first, tune):
         numbers = int(first) + np.arange(native_module._SWEEPS)
         wave = np.sin(numbers[None] + np.arange(len(keys))[:, None])
 
@@ -263,6 +269,7 @@ def stand_in(self):
             },
             "latent_power": wave,
             "acceptance": np.repeat(wave[..., None], len(tunings), axis=-1),
+            "independent": np.zeros((*wave.shape, len(tunings)), bool),
             "outgrown": np.full(wave.shape, float(self.room < 2.0 and int(first) >= 30)),
             "walks": np.stack([np.stack([wave, numbers + 0 * wave], -1)] * len(tunings), axis=2),
         }

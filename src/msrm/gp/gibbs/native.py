@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from msrm.gp.assembly import ChainDraws
@@ -34,6 +35,7 @@ __all__ = ["NativeGibbsRun"]
 
 _SWEEPS = 25  # a dispatch: a second of work or less, so that an interrupt is soon heard
 _ROOM, _MORE_ROOM = 1.25, 1.5
+_FEW_OUTGROWN = 0.05  # of the sweeps of a dispatch: more means that the chain wants to go where windows are too short
 Draws = dict[str, NDArray[Any]]
 
 
@@ -127,19 +129,20 @@ class _Chains:
                 chain.blocks()[-1].unlink()
             if last is None:
                 return None
-            self.number, self.on_disk = last.warmup + last.draws, last.draws
+            self.number, self.on_disk, self.room = last.warmup + last.draws, last.draws, float(last.state["room"])
             states.append(self.job.start.from_arrays(last.state))
             for place, proposal in enumerate(proposals):
                 proposal.load({name: last.state[f"block.{place}.{name}"] for name in proposal.arrays()})
         return states
 
     def _build(self) -> None:
-        values = {modality: dict(one) for modality, one in self.states[0].responses.items()}
+        # What is compiled follows from the start and the room alone, so that resuming compiles the same.
+        values = {modality: dict(one) for modality, one in self.job.start.responses.items()}
         self.sweeper = NativeSweeper(
             self.job.specification, self.job.layout, self.job.backend, Parallel(), values=values, room=self.room
         )
         some = partial(self.sweeper.sweeps, count=_SWEEPS)
-        over_chains = jax.vmap(some, in_axes=(None, 0, 0, 0, None, None))
+        over_chains = jax.vmap(some, in_axes=(None, 0, 0, 0, 0, None, None))
         self.compiled = jax.jit(over_chains, compiler_options=compiler_options())
         self.places = {
             place: (modality, index, row)
@@ -169,17 +172,16 @@ class _Chains:
     def _advance(self, count: int) -> None:
         """One dispatch, of which ``count`` sweeps are kept."""
         tune = self.number < self.warmup
-        made = jax.device_get(
-            self.compiled(
-                self.sweeper.data, self.keys, self._stacked(), self._tunings(), jnp.asarray(self.number), tune
-            )
-        )
+        at = self._stacked(), *self._tunings(), jnp.asarray(self.number), tune
+        made = jax.device_get(self.compiled(self.sweeper.data, self.keys, *at))
         made = jax.tree.map(lambda values: values[:, :count], made)
-        if made["outgrown"].any():
+        finite = np.isfinite(made["value"]).all(axis=1)
+        # Warm-up may turn down a few wild proposals; draws may not, and each would have been part of the chain.
+        few = _FEW_OUTGROWN if tune and finite.all() else 0.0
+        if made["outgrown"].mean() > few:
             self.room *= _MORE_ROOM
             self._build()
             return self._advance(count)
-        finite = np.isfinite(made["value"]).all(axis=1)
         if not finite.all():
             raise FloatingPointError(f"chain {int(np.argmin(finite))}: the log likelihood is not finite")
         draws = self._draws(made)
@@ -192,6 +194,8 @@ class _Chains:
                 log_size, seen = made["walks"][index, -1, place]
                 proposal.walk.log_size, proposal.walk.seen = float(log_size), int(seen)
                 if tune:
+                    taken = made["independent"][index, :, place]
+                    proposal.accepted += [made["acceptance"][index, taken, place].sum(), taken.sum()]
                     names = [name.rsplit("/", 1)[1] for name in block.names]
                     values = [made["state"].responses[block.modalities[0]][name][index] for name in names]
                     columns = [np.log(v) if log else v for v, log in zip(values, block.logarithmic, strict=True)]
@@ -221,11 +225,14 @@ class _Chains:
         }
         return ChainState(stacks, jnp.asarray(noise, FLOAT), responses)
 
-    def _tunings(self) -> list[Tuning]:
-        return [
+    def _tunings(self) -> tuple[list[Tuning], Array]:
+        """Proposals of every block, and lengths of their walks (chain, block, 2)."""
+        tunings = [
             Tuning(*(jnp.asarray(np.stack(parts)) for parts in zip(*map(_tuning, of), strict=True)))
             for of in zip(*self.proposals, strict=True)
         ]
+        walks = [[[one.walk.log_size, one.walk.seen] for one in proposals] for proposals in self.proposals]
+        return tunings, jnp.asarray(np.array(walks, float).reshape(self.chains, len(self.host.blocks), 2))
 
     def _draws(self, made: dict[str, Any]) -> Draws:
         """Arrays (chain, sweep, ...) as `msrm.gp.gibbs.chains.record` names them."""
@@ -249,7 +256,7 @@ class _Chains:
     def flush(self) -> None:
         """Everything made so far onto disk."""
         for index, (state, proposals) in enumerate(zip(self.states, self.proposals, strict=True)):
-            arrays = state.arrays()
+            arrays = state.arrays() | {"room": np.array(self.room)}
             for place, proposal in enumerate(proposals):
                 arrays |= {f"block.{place}.{name}": value for name, value in proposal.arrays().items()}
             chain = self.store.chain(index)
@@ -262,8 +269,6 @@ class _Chains:
         self.buffer, self.saved = [], time.monotonic()
 
 
-def _tuning(proposal: BlockProposal) -> Tuning:
+def _tuning(proposal: BlockProposal) -> tuple[NDArray[Any], ...]:
     inverse = np.linalg.inv(proposal.root)
-    fitted, seen = np.asarray(proposal.fitted), np.asarray(float(proposal.walk.seen))
-    parts = proposal.root, inverse, proposal.mean, fitted, np.asarray(proposal.walk.log_size), seen
-    return Tuning(*map(jnp.asarray, parts))
+    return proposal.root, inverse, proposal.mean, np.asarray(proposal.fitted), np.asarray(proposal.share)

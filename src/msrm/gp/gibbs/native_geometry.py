@@ -47,11 +47,18 @@ class GridPoints:
         """First grid point of each run among all."""
         return np.concatenate([[0], np.cumsum(self.counts)[:-1]])
 
-    def levels(self) -> list[dict[str, Array]]:
-        """The coarse points of every level."""
+    def levels(self) -> dict[str, Array]:
+        """The coarse points of every level, stacked: filled up to one number by points without a precision."""
         shortest = int(self.counts.min())
         enough = max(1, sum(shortest // stride >= _FEWEST for stride in _STRIDES))
-        return [self.level(stride) for stride in _STRIDES[:enough]]
+        made = [self.level(stride) for stride in _STRIDES[:enough]]
+        most = max(len(one["at"]) for one in made)
+        for one in made:
+            own = len(one["at"])
+            one["count"] = np.asarray(own)
+            for name in ("at", "transition", "precision"):
+                one[name] = np.concatenate([one[name], np.zeros((most - own, *one[name].shape[1:]), one[name].dtype)])
+        return {name: jnp.asarray(np.stack([one[name] for one in made])) for name in made[0]}
 
     def steps(self) -> dict[str, Array]:
         """Transition and precision from one grid point to the next, and the stationary precision."""
@@ -62,7 +69,7 @@ class GridPoints:
             "start": jnp.asarray(np.linalg.inv(matern.stationary)),
         }
 
-    def level(self, stride: int) -> dict[str, Array]:
+    def level(self, stride: int) -> dict[str, NDArray[Any]]:
         """Coarse points of every run, the last grid point one of them; gaps differ before it only."""
         matern, x, chosen, gaps, first = self.matern, self.x, [], [], []
         for start, count in zip(self.first, self.counts, strict=True):
@@ -85,7 +92,7 @@ class GridPoints:
         steps = {
             int(one): (matern.transition(one * x), np.linalg.inv(matern.noise(one * x))) for one in np.unique(safe)
         }
-        arrays = {
+        return {
             "at": at,
             "before": before,
             "after": after,
@@ -98,7 +105,6 @@ class GridPoints:
                 np.array([steps[int(one)][1] for one in safe]),
             ),
         }
-        return {name: jnp.asarray(value) for name, value in arrays.items()}
 
     def window_covariance(self) -> Array:
         """Prior covariance of the states of a window, (2 points s, 2 points s)."""

@@ -18,7 +18,17 @@ from msrm.gp.gibbs.native_data import Stack, design_matrix
 from msrm.gp.jax_statespace import NodeStatistics
 from msrm.priors import LogNormal
 
-__all__ = ["ScaleTerms", "draw_noise", "draw_rows", "haar", "scale_density", "scale_step", "stretched"]
+__all__ = [
+    "ScaleTerms",
+    "draw_noise",
+    "draw_rows",
+    "haar",
+    "scale_density",
+    "scale_step",
+    "slice_points",
+    "sliced",
+    "stretched",
+]
 
 _TRIES = 16  # of a rejection sampler that accepts 88 %
 _MODE_STEPS = 16
@@ -158,16 +168,16 @@ class ScaleTerms(NamedTuple):
     turn: Array
 
 
-def scale_step(key: Array, terms: ScaleTerms, points: int, features: int, sd: float) -> ScaleTerms:
-    """One step of `msrm.gp.gibbs.moves.scale` along a random direction, log c drawn by a slice without stepping out."""
-    towards, slicing = jax.random.split(key)
-    direction = jax.random.normal(towards, (terms.quadratic.shape[0],))
+def scale_step(
+    direction: Array, points: Array, terms: ScaleTerms, dimension: Array, width: Array, sd: float
+) -> ScaleTerms:
+    """One step of `msrm.gp.gibbs.moves.scale` along a direction of any length, log c drawn by a slice without stepping
+    out; ``points`` are of `slice_points`."""
     direction = direction / jnp.linalg.norm(direction)
-    density = scale_density(terms, direction, points - features, sd)
-    return stretched(terms, direction, _sliced(slicing, density, 6.0 / float(np.sqrt(points + features))))
+    return stretched(terms, direction, sliced(points, scale_density(terms, direction, dimension, sd), width))
 
 
-def scale_density(terms: ScaleTerms, direction: Array, dimension: int, sd: float) -> Callable[[Array], Array]:
+def scale_density(terms: ScaleTerms, direction: Array, dimension: Array | int, sd: float) -> Callable[[Array], Array]:
     """Log density of log c along a direction, 0 where nothing moves (`msrm.gp.gibbs.moves.scale_density`)."""
     prior, loadings = direction @ terms.quadratic @ direction, direction @ terms.gram @ direction / sd**2
     slope, curvature = jnp.zeros(()), jnp.zeros(())
@@ -213,20 +223,27 @@ def turned(one: NodeStatistics, right: Array) -> NodeStatistics:
     return NodeStatistics(right.T @ one.precision @ right, one.information @ right)
 
 
-def _sliced(key: Array, density: Any, width: float) -> Array:
+def slice_points(key: Array, count: int) -> Array:
+    """What ``count`` slices are made of, (count, 1 + tries): the logarithm of the level below the density where x is 0,
+    and the points that shrinkage of an interval of length 1 around 0 tries while none of them is met.
+
+    An interval shrinks to the last point whatever the density there, so that all points are known beforehand.
+    """
+    uniforms = jax.random.uniform(key, (_SHRINKS + 2, count), minval=1e-300)
+    low, points = -uniforms[1], []
+    high = low + 1.0
+    for place in range(2, _SHRINKS + 2):
+        x = low + (high - low) * uniforms[place]
+        low, high = jnp.where(x < 0.0, x, low), jnp.where(x < 0.0, high, x)
+        points.append(x)
+    return jnp.stack([jnp.log(uniforms[0]), *points], -1)
+
+
+def sliced(points: Array, density: Callable[[Array], Array], width: Array) -> Array:
     """A draw of x from where x is 0 (Neal 2003, figures 3 to 5 with one interval): shrinkage, a fixed number of times.
 
     Where no point of the slice is met x stays 0; every other transition is as likely backwards.
     """
-    uniforms = jax.random.uniform(key, (_SHRINKS + 2,), minval=1e-300)
-    level = density(jnp.zeros(())) + jnp.log(uniforms[0])
-    low = -width * uniforms[1]
-    high = low + width
-    found, done = jnp.zeros(()), jnp.asarray(False)
-    for place in range(2, _SHRINKS + 2):
-        x = low + (high - low) * uniforms[place]
-        inside = density(x) >= level
-        found = jnp.where(~done & inside, x, found)
-        done = done | inside
-        low, high = jnp.where(x < 0, x, low), jnp.where(x < 0, high, x)
-    return found
+    tried = width * points[1:]
+    inside = density(tried) >= density(jnp.zeros(())) + points[0]
+    return jnp.where(inside.any(), tried[jnp.argmax(inside)], 0.0)

@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 
 from msrm.gp.gibbs.native_data import ChainState, ModalityStacks
 from msrm.gp.gibbs.native_geometry import GridPoints
-from msrm.gp.gibbs.native_moves import ScaleTerms, scale_step
+from msrm.gp.gibbs.native_moves import ScaleTerms, scale_step, slice_points
 from msrm.gp.jax_cholesky import cholesky
 from msrm.gp.jax_statespace import BlockSystem, NodeStatistics, StateSpaceChain
 from msrm.gp.parameters import Specification
@@ -58,35 +58,50 @@ class Paths:
     def scaled(
         self,
         key: Array,
-        coarse: Any,
+        levels: Any,
         system: BlockSystem,
         state: ChainState,
         path: Array,
         functionals: dict[str, Array],
         statistics: dict[str, NodeStatistics],
     ) -> tuple[Array, dict[str, Array], dict[str, NodeStatistics], Array]:
-        """The scale move at one level, and what it multiplies the loadings by."""
-        terms = self.scale_terms(coarse, system, state, path, functionals, statistics)
-        points = self.chain.matern.dimension * coarse["at"].shape[0]
-        sd = self.specification.priors.loading_sd
+        """The scale move at every level in turn, and what all of them multiply the loadings by."""
+        sd, size = self.specification.priors.loading_sd, self.specification.n_factors
         features = sum(stacks.feature_rows for stacks in self.stacks.values())
+        gram = sum(
+            jnp.einsum("pfk,pfl->kl", one[..., :size], one[..., :size]) for of in state.rows.values() for one in of
+        )
 
-        def once(terms: ScaleTerms, own: Array) -> tuple[ScaleTerms, None]:
-            return scale_step(own, terms, points, features, sd), None
+        def at_level(carry: Any, at: tuple[Any, Array]) -> tuple[Any, None]:
+            coarse, own = at
+            terms = self.scale_terms(coarse, system, *carry)
+            dimension = self.chain.matern.dimension * coarse["count"] - features
+            width = 6.0 / jnp.sqrt(dimension + 2.0 * features)
 
-        terms, _ = jax.lax.scan(once, terms, jax.random.split(key, _DIRECTIONS))
-        return terms.path, terms.functionals, terms.statistics, terms.turn
+            def once(terms: ScaleTerms, own: tuple[Array, Array]) -> tuple[ScaleTerms, None]:
+                return scale_step(*own, terms, dimension, width, sd), None
+
+            towards, slicing = jax.random.split(own)
+            directions = jax.random.normal(towards, (_DIRECTIONS, size))
+            terms, _ = jax.lax.scan(once, terms, (directions, slice_points(slicing, _DIRECTIONS)))
+            return (terms.path, terms.functionals, terms.statistics, terms.gram, terms.turn), None
+
+        start = path, functionals, statistics, jnp.asarray(gram), jnp.eye(size)
+        keys = jax.random.split(key, len(levels["at"]))
+        (path, functionals, statistics, _, turn), _ = jax.lax.scan(at_level, start, (levels, keys))
+        return path, functionals, statistics, turn
 
     def scale_terms(
         self,
         coarse: Any,
         system: BlockSystem,
-        state: ChainState,
         path: Array,
         functionals: dict[str, Array],
         statistics: dict[str, NodeStatistics],
+        gram: Array,
+        turn: Array,
     ) -> ScaleTerms:
-        """The coarse component of a path, and all that a scale of it changes."""
+        """The coarse component of a path at one level, and all that a scale of it changes."""
         size, s = self.specification.n_factors, self.chain.matern.dimension
         points = self.states(path)
         at = points[coarse["at"]]
@@ -95,19 +110,8 @@ class Paths:
         gone = at - jnp.einsum("pij,pjk->pik", coarse["transition"], jnp.roll(at, 1, axis=0))
         quadratic = jnp.einsum("pik,pij,pjl->kl", gone, coarse["precision"], gone)
         blocks = jnp.moveaxis(component.reshape(len(path), -1, s, size), -1, 1).reshape(path.shape)
-        gram = sum(
-            jnp.einsum("pfk,pfl->kl", one[..., :size], one[..., :size]) for of in state.rows.values() for one in of
-        )
-        return ScaleTerms(
-            path,
-            functionals,
-            statistics,
-            blocks,
-            {modality: self.seen(system, modality, blocks) for modality in self.stacks},
-            quadratic,
-            jnp.asarray(gram),
-            jnp.eye(size),
-        )
+        parts = {modality: self.seen(system, modality, blocks) for modality in self.stacks}
+        return ScaleTerms(path, functionals, statistics, blocks, parts, quadratic, gram, turn)
 
     def shifted(
         self,

@@ -26,6 +26,7 @@ from msrm.gp.gibbs.native_geometry import GridPoints
 from msrm.gp.gibbs.native_moves import draw_noise, draw_rows, haar
 from msrm.gp.gibbs.native_paths import Paths
 from msrm.gp.jax_cholesky import cholesky
+from msrm.gp.jax_rows import WindowRows
 from msrm.gp.jax_statespace import BlockSystem, NodeStatistics, StateSpaceChain
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
@@ -38,7 +39,7 @@ _DECAY = 0.6
 
 
 class Tuning(NamedTuple):
-    """The proposal of one block (`msrm.gp.gibbs.proposals.BlockProposal`).
+    """The proposal of one block (`msrm.gp.gibbs.proposals.BlockProposal`), without the length of its walk.
 
     Attributes
     ----------
@@ -46,26 +47,47 @@ class Tuning(NamedTuple):
         Of the covariance, and its inverse.
     mean : (d,)
     fitted : () bool
-    log_size, seen : ()
-        Of the walk.
+    share : ()
+        Of independence proposals.
     """
 
     root: Array
     inverse: Array
     mean: Array
     fitted: Array
-    log_size: Array
-    seen: Array
+    share: Array
 
 
 class _Current(NamedTuple):
-    """A state and what its latent-marginal density was computed from."""
+    """A state and what its latent-marginal density was computed from.
+
+    Attributes
+    ----------
+    state : ChainState
+    gains : (modality,)
+        Prior sd of the functional of each modality's first node.
+    statistics : {modality: NodeStatistics}
+    system : BlockSystem
+    factor : CyclicFactor or the like
+    value : ()
+        Log likelihood.
+    """
 
     state: ChainState
+    gains: Array
     statistics: dict[str, NodeStatistics]
     system: BlockSystem
     factor: Any
-    constant: Array
+    value: Array
+
+
+class _Step(NamedTuple):
+    """How a step on the latent-marginal density went: its acceptance probability, whether an independence proposal was
+    made, whether a support outgrew its windows, and the log likelihood after it."""
+
+    probability: Array
+    independent: Array
+    outgrown: Array
     value: Array
 
 
@@ -124,131 +146,130 @@ class NativeSweeper:
 
     def current(self, data: Any, state: ChainState) -> _Current:
         """Statistics, factor and value of a state."""
-        statistics = {
-            modality: stacks.statistics(data["observed"][modality], state.rows[modality], state.noise)
-            for modality, stacks in self.stacks.items()
-        }
-        constants = [
-            stacks.constant(data["observed"][modality], state.rows[modality], state.noise)
-            for modality, stacks in self.stacks.items()
-        ]
-        return self._evaluated(data, state, statistics, jnp.stack(constants).sum())
+        return self._moved(data, state, jnp.zeros(len(self.stacks)))[0]
 
-    def _evaluated(
-        self, data: Any, state: ChainState, statistics: dict[str, NodeStatistics], constant: Array
-    ) -> _Current:
-        system = self.chain.system(data["rows"], state.responses, None, statistics)
+    def _moved(self, data: Any, state: ChainState, gains: Array) -> tuple[_Current, Array]:
+        """A state whose loadings were scaled against the responses' change of gain, and the log of prior and Jacobian.
+
+        ``gains`` are those that its loadings belong to, zero where loadings stay.
+        """
+        windows = self.chain.windows(data["rows"], state.responses, None)
+        found = jnp.stack([_gain(data["covariance"], windows[modality]) for modality in self.stacks])
+        kappa = jnp.where(gains > 0.0, gains / found, 1.0)
+        size, sd = self.specification.n_factors, self.specification.priors.loading_sd
+        rows, statistics, change, constant = {}, {}, jnp.zeros(()), jnp.zeros(())
+        for (modality, stacks), scale in zip(self.stacks.items(), kappa, strict=True):
+            given = data["observed"][modality]
+            squares = sum((one[..., :size] ** 2).sum() for one in state.rows[modality])
+            scaled = jnp.ones(size + 1).at[:size].set(scale)
+            rows[modality] = tuple(one * scaled for one in state.rows[modality])
+            statistics[modality] = stacks.statistics(given, rows[modality], state.noise)
+            constant = constant + stacks.constant(given, rows[modality], state.noise)
+            change = change - 0.5 * (scale**2 - 1.0) * squares / sd**2 + stacks.feature_rows * size * jnp.log(scale)
+        system = self.chain.assembled(windows, None, statistics)
         factor = self.chain.solver.forward(system.diagonal, system.lower, system.right[..., None])
         value = 0.5 * (factor.quadratic[0] - factor.log_determinant) + system.constant + constant
-        return _Current(state, statistics, system, factor, constant, jnp.where(system.fits, value, jnp.nan))
-
-    def _gain(self, data: Any, current: _Current, modality: str) -> Array:
-        """Prior sd of the functional of a modality's first node."""
-        system = current.system
-        here = jnp.where(system.nodes[modality] == 0, 1.0, 0.0)
-        row = (here[..., None] * system.rows[modality]).sum((0, 1))
-        variance = row @ data["covariance"] @ row
-        if modality in system.residual:
-            variance = variance + (here * system.residual[modality]).sum()
-        return jnp.sqrt(variance)
+        value = jnp.where(system.fits, value, jnp.nan)
+        return _Current(state._replace(rows=rows), found, statistics, system, factor, value), change
 
     def propose(self, data: Any, current: _Current, block: Block, coordinates: Array) -> tuple[_Current, Array]:
         """The state at other coordinates of a block, loadings scaled along, and the change of prior plus Jacobian."""
-        modality = block.modalities[0]
-        names = [name.rsplit("/", 1)[1] for name in block.names]
-        values = {
-            name: jnp.exp(x) if log else x for name, x, log in zip(names, coordinates, block.logarithmic, strict=True)
-        }
-        state = current.state._replace(responses=current.state.responses | {modality: values})
-        rows = self.chain.rows[modality](data["rows"][modality], values, self._x())
-        moved = current.system._replace(
-            rows=current.system.rows | {modality: rows.terms[:, :, 0]},
-            nodes=current.system.nodes | {modality: rows.nodes},
-            residual=current.system.residual | ({} if rows.residual is None else {modality: rows.residual}),
-        )
-        kappa = self._gain(data, current, modality) / self._gain(data, current._replace(system=moved), modality)
-        size, sd = self.specification.n_factors, self.specification.priors.loading_sd
-        scaled = jnp.ones(size + 1).at[:size].set(kappa)
-        squares = sum((one[..., :size] ** 2).sum() for one in current.state.rows[modality])
-        state = state._replace(
-            rows=state.rows | {modality: tuple(one * scaled for one in current.state.rows[modality])}
-        )
-        old = current.statistics[modality]
-        statistics = current.statistics | {modality: NodeStatistics(old.precision * kappa**2, old.information * kappa)}
-        change = -0.5 * (kappa**2 - 1.0) * squares / sd**2
-        change = change + self.stacks[modality].feature_rows * size * jnp.log(kappa)
-        return self._evaluated(data, state, statistics, current.constant), change
+        responses = _with(block, current.state.responses, coordinates)
+        return self._moved(data, current.state._replace(responses=responses), current.gains)
 
-    def _x(self) -> Array:
-        length_scale: Any = self.chain.length_scale
-        return jnp.asarray(self.chain.matern.rate(length_scale) * self.chain.chain.step)
-
-    def step(
-        self, data: Any, key: Array, current: _Current, block: Block, tuning: Tuning, tune: Array
-    ) -> tuple[_Current, Tuning, Array]:
-        """Step 1 for one block: the state, its tuning, and (acceptance probability, whether the proposal fitted)."""
-        kind, normals, heavy, accept = jax.random.split(key, 4)
-        modality = block.modalities[0]
-        names = [name.rsplit("/", 1)[1] for name in block.names]
-        values = [current.state.responses[modality][name] for name in names]
+    def _suggested(self, place: int, key: Array, responses: Any, tuning: Tuning, log_size: Array) -> Any:
+        """Responses with a proposal of one block, log of prior and proposal ratio, whether it is of the fitted kind."""
+        kind, normals, heavy = jax.random.split(key, 3)
+        block = self.blocks[place]
+        values = [responses[block.modalities[0]][name] for name in _names(block)]
         here = jnp.stack([jnp.log(v) if log else v for v, log in zip(values, block.logarithmic, strict=True)])
-        standard = jax.random.normal(normals, here.shape)
+        standard = tuning.root @ jax.random.normal(normals, here.shape)
         spread = jnp.sqrt((jax.random.normal(heavy, (_DEGREES,)) ** 2).sum() / _DEGREES)
-        independent = tuning.fitted & (jax.random.uniform(kind) < 0.5)
-        walked = here + jnp.exp(tuning.log_size) * (tuning.root @ standard)
-        there = jnp.where(independent, tuning.mean + tuning.root @ standard / spread, walked)
+        independent = tuning.fitted & (jax.random.uniform(kind) < tuning.share)
+        there = jnp.where(independent, tuning.mean + standard / spread, here + jnp.exp(log_size) * standard)
         ratio = jnp.where(independent, _heavy(tuning, here) - _heavy(tuning, there), 0.0)
         ratio = ratio + _block_prior(block, there) - _block_prior(block, here)
-        allowed = jnp.isfinite(ratio)
-        moved, change = self.propose(data, current, block, jnp.where(allowed, there, here))
+        return _with(block, responses, jnp.where(jnp.isfinite(ratio), there, here)), ratio, independent
+
+    def step(
+        self, data: Any, key: Array, current: _Current, place: Array, tunings: Sequence[Tuning], walks: Array
+    ) -> tuple[_Current, _Step]:
+        """Step 1 for block number ``place - 1``; number 0 evaluates the state where it is.
+
+        All go through one evaluation, so that it is compiled once.
+        """
+        suggesting, accepting = jax.random.split(key)
+
+        def stays() -> Any:
+            return current.state.responses, jnp.zeros(()), jnp.asarray(False)
+
+        def suggests(which: int, tuning: Tuning) -> Any:
+            return lambda: self._suggested(which, suggesting, current.state.responses, tuning, walks[which, 0])
+
+        made = [stays, *(suggests(which, tuning) for which, tuning in enumerate(tunings))]
+        responses, ratio, independent = jax.lax.switch(place, made)
+        first, allowed = place == 0, jnp.isfinite(ratio)
+        moved, change = self._moved(
+            data, current.state._replace(responses=responses), jnp.where(first, 0.0, current.gains)
+        )
         total = ratio + change + moved.value - current.value
         probability = jnp.where(allowed & jnp.isfinite(total), jnp.exp(jnp.minimum(0.0, total)), 0.0)
-        accepted = jax.random.uniform(accept) < probability
+        accepted = first | (jax.random.uniform(accepting) < probability)
         out = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), moved, current)
-        seen = tuning.seen + 1.0
-        learned = tuning.log_size + (probability - _TARGET) / seen**_DECAY
-        learns = tune & ~independent
-        tuning = tuning._replace(
-            log_size=jnp.where(learns, learned, tuning.log_size), seen=jnp.where(learns, seen, tuning.seen)
-        )
-        return out, tuning, jnp.stack([probability, jnp.where(allowed & ~moved.system.fits, 1.0, 0.0)])
+        return out, _Step(probability, independent, allowed & ~moved.system.fits, out.value)
 
     # --- the sweep ---
 
     def sweeps(
-        self, data: Any, key: Array, state: ChainState, tunings: list[Tuning], first: Array, tune: Array, count: int
+        self,
+        data: Any,
+        key: Array,
+        state: ChainState,
+        tunings: Sequence[Tuning],
+        walks: Array,
+        first: Array,
+        tune: Array,
+        count: int,
     ) -> dict[str, Any]:
-        """What is kept of sweeps number ``first`` on, stacked; ``tune`` lets walks learn, ``count`` is static."""
+        """What is kept of sweeps number ``first`` on, stacked; ``tune`` lets walks learn, ``count`` is static.
 
-        def once(carry: Any, number: Array) -> Any:
-            current, tunings = carry
-            current, tunings, record = self.sweep(data, jax.random.fold_in(key, number), current, tunings, tune)
-            walks = (
-                jnp.stack([jnp.stack([one.log_size, one.seen]) for one in tunings]) if tunings else jnp.zeros((0, 2))
-            )
-            return (current, tunings), record | {"walks": walks}
+        ``walks (block, 2)`` are the logarithm of each walk's length and how many steps it has learned from. A sweep
+        evaluates its state at its beginning: one more than ``count`` tells the log likelihood after the last.
+        """
 
-        return jax.lax.scan(once, (self.current(data, state), tunings), first + jnp.arange(count))[1]
+        def once(carry: tuple[ChainState, Array], number: Array) -> Any:
+            own = jax.random.fold_in(key, number)
+            state, walks, record = self.sweep(data, own, carry[0], tunings, carry[1], tune)
+            return (state, walks), record
+
+        record = jax.lax.scan(once, (state, walks), first + jnp.arange(count + 1))[1]
+        kept: dict[str, Any] = jax.tree.map(lambda values: values[:count], record)
+        return kept | {"value": record["value"][1:]}
 
     def sweep(
-        self, data: Any, key: Array, current: _Current, tunings: Sequence[Tuning], tune: Array
-    ) -> tuple[_Current, list[Tuning], dict[str, Any]]:
-        """One sweep: where the next one starts, tuning, and what is kept of this one."""
-        keys = jax.random.split(key, len(self.blocks) + 4)
-        learned, told = [], []
-        for block, tuning, own in zip(self.blocks, tunings, keys[4:], strict=True):
-            current, tuning, one = self.step(data, own, current, block, tuning, tune)
-            learned.append(tuning)
-            told.append(one)
+        self, data: Any, key: Array, state: ChainState, tunings: Sequence[Tuning], walks: Array, tune: Array
+    ) -> tuple[ChainState, Array, dict[str, Any]]:
+        """One sweep: the state after it, its walks, and what is kept of it; ``value`` is of the state before."""
+        stepping, *keys = jax.random.split(key, 5)
+
+        def stepped(carry: tuple[_Current, Array], at: tuple[Array, Array]) -> Any:
+            (current, walks), (place, own) = carry, at
+            current, told = self.step(data, own, current, place, tunings, walks)
+            return (current, _learned(walks, place, told, tune)), told
+
+        places = jnp.arange(len(self.blocks) + 1)
+        empty = jax.eval_shape(self.current, data, state)
+        start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), empty)._replace(state=state)
+        (current, walks), told = jax.lax.scan(
+            stepped, (start, walks), (places, jax.random.split(stepping, len(places)))
+        )
         path, functionals = self.latents(keys[0], current)
         state = self.draw_rows(data, keys[1], current.state, functionals)
         state = self.draw_noise(data, keys[2], state, functionals)
         state, path, functionals = self.move(data, keys[3], current.system, state, path, functionals)
-        following = self.current(data, state)
-        told_blocks = jnp.stack(told) if told else jnp.zeros((0, 2))
         record = {
             "state": state,
-            "value": following.value,
+            "value": told.value[0],
             "conditional": {
                 modality: stacks.conditional(
                     data["observed"][modality], state.rows[modality], state.noise, functionals[modality]
@@ -256,10 +277,12 @@ class NativeSweeper:
                 for modality, stacks in self.stacks.items()
             },
             "latent_power": (data["inside"] @ self.paths.values(path) ** 2).mean(),
-            "acceptance": told_blocks[:, 0],
-            "outgrown": told_blocks[:, 1].sum(),
+            "acceptance": told.probability[1:],
+            "independent": told.independent[1:],
+            "outgrown": told.outgrown.any(),
+            "walks": walks,
         }
-        return following, learned, record
+        return state, walks, record
 
     def latents(self, key: Array, current: _Current) -> tuple[Array, dict[str, Array]]:
         """Step 2: the grid states (block, K, point state) and the functionals (node, K) of every modality."""
@@ -312,12 +335,11 @@ class NativeSweeper:
             modality: stacks.statistics(data["observed"][modality], state.rows[modality], state.noise)
             for modality, stacks in self.stacks.items()
         }
-        *scales, shifting, turning = jax.random.split(key, len(data["coarse"]) + 2)
-        for own, coarse in zip(scales, data["coarse"], strict=True):
-            path, functionals, statistics, turn = self.paths.scaled(
-                own, coarse, system, state, path, functionals, statistics
-            )
-            state = _turned(state, turn)
+        scaling, shifting, turning = jax.random.split(key, 3)
+        path, functionals, statistics, turn = self.paths.scaled(
+            scaling, data["coarse"], system, state, path, functionals, statistics
+        )
+        state = _turned(state, turn)
         state, path, functionals = self.paths.shifted(shifting, data, system, state, path, functionals, statistics)
         turn = haar(turning, self.specification.n_factors)
         return (
@@ -351,6 +373,34 @@ def _shares(real: list[int], filled: np.ndarray) -> np.ndarray:
     """Weights (point,) of a mean over the grids' own points: blocks reach beyond them, where the prior alone rules."""
     inside = np.concatenate([np.arange(count) < own for own, count in zip(real, filled, strict=True)])
     return inside / inside.sum()
+
+
+def _gain(covariance: Array, windows: WindowRows) -> Array:
+    """Prior sd of the functional of a modality's first node, from the prior covariance of a window's states."""
+    here = jnp.where(windows.nodes == 0, 1.0, 0.0)
+    row = (here[..., None] * windows.terms[:, :, 0]).sum((0, 1))
+    variance = row @ covariance @ row
+    return jnp.sqrt(variance if windows.residual is None else variance + (here * windows.residual).sum())
+
+
+def _names(block: Block) -> list[str]:
+    """Parameters of a block, without their modality."""
+    return [name.rsplit("/", 1)[1] for name in block.names]
+
+
+def _with(block: Block, responses: dict[str, dict[str, Array]], coordinates: Array) -> dict[str, dict[str, Array]]:
+    """Responses with one block at other coordinates."""
+    values = zip(_names(block), coordinates, block.logarithmic, strict=True)
+    return responses | {block.modalities[0]: {name: jnp.exp(x) if log else x for name, x, log in values}}
+
+
+def _learned(walks: Array, place: Array, told: _Step, tune: Array) -> Array:
+    """Walks after a step of block ``place - 1``: lengths move towards the acceptance aimed at."""
+    own = jnp.arange(len(walks)) == place - 1
+    learns = (own & tune & ~told.independent)[:, None]
+    seen = walks[:, 1] + 1.0
+    moved = walks[:, 0] + (told.probability - _TARGET) / seen**_DECAY
+    return jnp.where(learns, jnp.stack([moved, seen], -1), walks)
 
 
 def _heavy(tuning: Tuning, x: Array) -> Array:
