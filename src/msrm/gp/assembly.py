@@ -3,7 +3,9 @@
 Everything here is made from the stored draws and the recording; nothing of it can lose a draw.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,13 @@ from msrm.gp.parameters import FreeLengthScale, Specification
 from msrm.gp.raw_draws import channel_labels
 from msrm.gp.raw_rows import raw_rows
 from msrm.recording import Recording
+from msrm.runtime import available_cores, blas_threads
 
 __all__ = ["ChainDraws", "assembled", "scalar_names"]
 
 Array = NDArray[np.float64]
 _TREE_BYTES = 2 * 2**30  # of offsets and loading norms in the tree; beyond it, evenly spaced channels
+_PIECE_BYTES, _THREADS = 2**26, 8  # of raw rows turned back at once, and how often at the same time at most
 _MEMBERS = 200
 _MEMBER_BYTES = 2**28  # of the ensemble
 
@@ -150,17 +154,24 @@ def _channels(
     stops = np.cumsum([len(names) for names in kept.values()])
     offsets, norms = (np.empty((n_chains, n_draws, stops[-1])) for _ in range(2))
     pairs = {pair.key: pair for pair in layout.pairs}
-    for place, (key, stop) in enumerate(zip(kept, stops, strict=True)):
-        span = slice(int(stop) - len(kept[key]), int(stop))
-        for chain in range(n_chains):
-            # In pieces: raw rows of all draws at once would not fit for whole-brain data.
-            piece = max(1, 2**26 // (8 * len(features[key]) * (size + 1)))
-            for start in range(0, n_draws, piece):
-                part = slice(start, min(start + piece, n_draws))
-                seeds = [(seed, chain, draw, place) for draw in range(part.start, part.stop)]
-                raw = raw_rows(pairs[key], rows[key][chain, part], seeds)[:, ::every]
-                offsets[chain, part, span] = raw[..., size]
-                norms[chain, part, span] = np.square(raw[..., :size]).sum(axis=-1)
+
+    def turned_back(place: int, key: Key, chain: int, start: int, piece: int) -> None:
+        stop = int(stops[place])
+        part, span = slice(start, min(start + piece, n_draws)), slice(stop - len(kept[key]), stop)
+        seeds = [(seed, chain, draw, place) for draw in range(part.start, part.stop)]
+        raw = raw_rows(pairs[key], rows[key][chain, part], seeds)[:, ::every]
+        offsets[chain, part, span] = raw[..., size]
+        norms[chain, part, span] = np.square(raw[..., :size]).sum(axis=-1)
+
+    # In pieces: raw rows of all draws at once would not fit for whole-brain data. Products and normals leave Python.
+    with blas_threads(1), ThreadPoolExecutor(min(_THREADS, available_cores())) as pool:
+        jobs = []
+        for place, key in enumerate(kept):
+            piece = max(1, _PIECE_BYTES // (8 * len(features[key]) * (size + 1)))
+            for chain, start in product(range(n_chains), range(0, n_draws, piece)):
+                jobs.append(pool.submit(turned_back, place, key, chain, start, piece))
+        for job in jobs:
+            job.result()
     return kept, offsets, norms
 
 
