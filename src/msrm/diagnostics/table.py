@@ -19,7 +19,8 @@ from msrm.runtime import available_cores, blas_threads
 
 __all__ = ["Summary", "summary"]
 
-_BLOCK = 64
+# Values of a block: 64 quantities of 4 x 1,200 draws, more of shorter runs; a dozen such arrays are held at a time.
+_BLOCK_VALUES, _MOST_TOGETHER = 64 * 4800, 512
 # glibc takes arrays above a threshold from fresh pages, which the kernel clears, and raises the threshold to whatever
 # such array was freed, 32 MB at most. One freed array saves the temporaries of all blocks a third of their time.
 _FREED_BYTES = 31 << 20
@@ -190,8 +191,10 @@ def _labels(name: str, variable: xr.DataArray) -> NDArray:
 
 def _parts(variable: xr.DataArray) -> Iterator[slice]:
     count = int(np.prod([size for dim, size in variable.sizes.items() if dim not in ("chain", "draw")]))
-    for start in range(0, count, _BLOCK):
-        yield slice(start, min(start + _BLOCK, count))
+    draws = max(1, variable.sizes["chain"] * variable.sizes["draw"])
+    together = min(max(1, _BLOCK_VALUES // draws), _MOST_TOGETHER)
+    for start in range(0, count, together):
+        yield slice(start, min(start + together, count))
 
 
 def _block(variable: xr.DataArray, part: slice) -> NDArray[np.float64]:
