@@ -170,7 +170,7 @@ def limit(n_functions: int) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_geweke_joint_distribution_of_nuts(tmp_path):
-    found = scores(1500, 3000, tmp_path)
+    found = scores(1500, 1500, tmp_path)
     assert np.abs(found).max() < limit(len(found)), found.round(1)
 
 
@@ -202,5 +202,5 @@ def mutate(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 )
 def test_a_mutation_fails_geweke(monkeypatch, tmp_path, name):
     mutate(monkeypatch, name)
-    found = scores(400, 3000, tmp_path)
+    found = scores(800, 1500, tmp_path)
     assert np.abs(found).max() > limit(len(found)), found.round(1)
