@@ -10,7 +10,6 @@ from scipy.stats import lognorm, norm
 
 import msrm
 from msrm.gp import GPMSRM
-from msrm.runtime import blas_threads
 
 LENGTH_SCALE = 2.5
 RESPONSES = {
@@ -37,12 +36,6 @@ def made(people="abc", runs: int = 2, seed: int = 0) -> msrm.Recording:
                 values += 0.4 * rng.standard_normal(values.shape)
                 data.setdefault(p, {}).setdefault(f"run-{run + 1}", {})[modality] = values, times
     return msrm.Recording.from_dict(data)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    with blas_threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import pytest
 
 import msrm
 from msrm.gp import GPMSRM
-from msrm.runtime import blas_threads
 
 FREE = {
     "brain": msrm.Identity(),
@@ -46,12 +45,6 @@ def made(seed: int = 0) -> msrm.Recording:
                 values[rng.uniform(size=values.shape) < 0.1] = np.nan
                 data.setdefault(p, {}).setdefault(run, {})[modality] = values, times
     return msrm.Recording.from_dict(data)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    with blas_threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from msrm.gp import GPMSRM
 from msrm.gp.map import maximize
 from msrm.gp.starts import Start, component_starts
 from msrm.regularized import ConvergenceWarning
-from msrm.runtime import blas_threads
 
 LENGTH_SCALE = 3.0
 TIMES = {"brain": np.arange(0.0, 24.0, 1.8), "rating": np.arange(0.3, 24.0, 1.2)}
@@ -121,13 +120,6 @@ def gradient_at(recording: msrm.Recording, parameters, **terms) -> dict[str, flo
             slope = finite_difference(at, value, index, step)
             out[f"{name}{list(index)}"] = slope * (float(value) if name.startswith("noise/") else 1.0)
     return out
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Many tiny LAPACK calls of the oracle are many times slower with several threads."""
-    with blas_threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from gp_oracles import IMPULSE, functional_covariance, gaussian_functional
 
 import msrm
 from msrm.gp import GPMSRM
-from msrm.runtime import blas_threads
 
 LENGTH_SCALE = 2.5
 CURVES = {"brain": IMPULSE, "rating": gaussian_functional(0.6, 0.4), "face": gaussian_functional(0.4, 0.1)}
@@ -36,12 +35,6 @@ def made(seed: int = 0, runs: int = 2, seconds: float = 22.0) -> msrm.Recording:
                 values[rng.uniform(size=values.shape) < 0.1] = np.nan
                 data.setdefault(p, {}).setdefault(f"run-{run + 1}", {})[modality] = values, times
     return msrm.Recording.from_dict(data)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    with blas_threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

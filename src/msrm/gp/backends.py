@@ -24,7 +24,7 @@ STEP_SHARE = 0.3  # of the length scale: the spacing from which grids are refine
 # fixed, per square and cube of the dense order; fixed, per entry of the band and per operation of its factorization.
 _DENSE = 1.5e-2, 5e-8, 5e-11
 _BAND = 1.6e-2, 3e-9, 2.2e-11
-_REFINED = 0.5  # of the first spacing: where grids usually end
+_REFINED = 0.5  # of the first spacing: a plain grid there takes as long as those with moments where a search ends
 
 
 class LatentPosterior(Protocol):
@@ -146,7 +146,7 @@ def dense_seconds(groups: Mapping[str, Mapping[str, NodeGroup]], n_factors: int)
 
 
 def band_seconds(backend: StateSpace) -> float:
-    """Estimated time of a state-space value and gradient on one core, at the spacing where grids usually end."""
+    """Estimated time of a state-space value and gradient on one core, on a grid of the cost that searches end at."""
     total, (fixed, entry, operation) = 0.0, _BAND
     for run, groups in backend.groups.items():
         supports = [group.response.support() for group in groups.values()]

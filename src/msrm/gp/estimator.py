@@ -124,15 +124,8 @@ class GPMSRM(Fit[FittedGP], GPDensity):
 
         Parameters
         ----------
-        recording : Recording
-            Of fitted participants, any runs.
-        targets : dict from participant to modalities, optional
-            Streams to predict; they are removed from the recording before anything is computed. By default every
-            stream is predicted and none removed.
-        source : {"within", "across", "both"}
-            Predict from the target's participant's own streams, the other participants' streams, or both.
-        times : array, {run: array} or {run: {modality: array}}, optional
-            When to predict, seconds; by default where the target was measured.
+        recording, targets, source, times
+            As :meth:`msrm.RMSRM.predict`.
         noise : bool
             Variances of new observations instead of the signal: v is added.
         joint : {None, "feature", "time"}

@@ -180,8 +180,10 @@ class GibbsRun:
 
     def read(self, store: DrawStore, chains: int) -> ChainDraws:
         """All chains' draws, stacked."""
+        arrays = store.read(chains)
+        stats = {name: arrays.pop(name) for name in ("acceptance", "latent_power")}
         sweeper = Sweeper(self.specification, self.layout, self.backend)
-        return _read(store, chains, [block.label for block in sweeper.blocks])
+        return ChainDraws(arrays, stats, {"acceptance": [block.label for block in sweeper.blocks]})
 
 
 def _gibbs(
@@ -311,11 +313,3 @@ def _identity(model: Any, recording: Recording, settings: dict[str, Any], backen
             "blas": sorted([one["library"], one["version"], one["architecture"]] for one in facts["blas"]),
         },
     }
-
-
-def _read(store: DrawStore, chains: int, blocks: list[str]) -> ChainDraws:
-    """All chains' draws, stacked."""
-    parts = [store.chain(index).read() for index in range(chains)]
-    arrays = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    stats = {name: arrays.pop(name) for name in ("acceptance", "latent_power")}
-    return ChainDraws(arrays, stats, {"acceptance": blocks})

@@ -271,6 +271,11 @@ class DrawStore:
         folder.mkdir(exist_ok=True)
         return ChainStore(folder)
 
+    def read(self, chains: int) -> dict[str, NDArray[Any]]:
+        """All draws on disk, {name: (chain, draw, ...)}, of chains that have equally many."""
+        parts = [self.chain(index).read() for index in range(chains)]
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
     @property
     def is_running(self) -> bool:
         """Whether chains shall go on: false once :meth:`running` has ended or one of them said :meth:`stop`."""

@@ -123,8 +123,7 @@ class NutsRun:
 
     def read(self, store: DrawStore, chains: int) -> ChainDraws:
         """All chains' draws, stacked."""
-        parts = [store.chain(index).read() for index in range(chains)]
-        arrays = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        arrays = store.read(chains)
         stats = {name: arrays.pop(name) for name in (*STATISTICS, "latent_power")}
         return ChainDraws(arrays, stats, {})
 
