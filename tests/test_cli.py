@@ -383,6 +383,18 @@ class TestSampling:
         assert answer(*typed[1:])["draws"] == 8
         shutil.rmtree(typed[-2])
 
+    def test_ctrl_c_in_the_fit_draws_nothing(self, drawn, monkeypatch):
+        fit = msrm.GPMSRM.fit
+
+        def interrupted(self, recording):
+            fit(self, recording).stop_reason_ = INTERRUPTED
+            return self
+
+        monkeypatch.setattr(msrm.GPMSRM, "fit", interrupted)
+        monkeypatch.setattr(msrm.GPMSRM, "sample", lambda *_, **__: pytest.fail("sampled"))
+        done = run(drawn[0], str(drawn[1]).replace(".nc", ".toml"), *drawn[2:])
+        assert (done.exit_code, done.stderr) == (130, "msrm: interrupted in the fit before the first draw\n")
+
     def test_draws_survive_an_archive_that_cannot_be_written(self, drawn, work, monkeypatch):
         def full(self, path):
             raise OSError(28, "No space left on device", str(path))

@@ -72,13 +72,17 @@ def fit(
     start = time.perf_counter()
     fitted = estimator.fit(recording)
     seconds = time.perf_counter() - start
-    interrupted = "interrupted" in fitted.stop_reason_
-    if interrupted and out.exists():
+    if _interrupted(fitted) and out.exists():
         out = out.with_name(f"{out.stem}.interrupted{out.suffix}")
     fitted.save(out)
     facts = {"archive": str(out), "seconds": seconds, **fit_facts(fitted)}
     lines = [*fit_lines(facts), f"fitted in {seconds:.2f} s, saved {out}"]
-    return Answer(facts, lines, exit_code=130 if interrupted else 0)
+    return Answer(facts, lines, exit_code=130 if _interrupted(fitted) else 0)
+
+
+def _interrupted(fitted: Any) -> bool:
+    """Whether Ctrl-C ended the search."""
+    return "interrupted" in fitted.stop_reason_
 
 
 def sample(
@@ -102,6 +106,8 @@ def sample(
     else:
         estimator, recording = unfitted(model, assignments, {"model": "GPMSRM"}, path, selection)
         fitted = estimator.fit(recording)
+        if _interrupted(fitted):
+            raise KeyboardInterrupt("interrupted in the fit before the first draw")
     with draw_folder(options["path"]) as folder:
         draws = fitted.sample(recording, **settings | {"path": folder})
         draws.save(out)
