@@ -30,12 +30,12 @@ _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _INSTALL = "pip install 'msrm[bayesian-cuda]'"
 # Measured on one H200 (benchmarks/cuda.json): seconds to compile a fit's or a sampler's functions, and to evaluate.
 _COMPILE = 40.0
-_COMPILE_SWEEPS = 600.0  # whole sweeps at 3,600 features were still compiling after 330 s
+_COMPILE_SWEEPS = 50.0  # of whole sweeps at 3,600 features: 24 s on eight cores, 58 s on two
 _EVALUATIONS = 150  # values and gradients of a usual fit
 _EVALUATION = 0.02  # launches, and sums over the data on the host
 _SPEEDUP = 20.0  # of the banded part over one core
 _SWEEP = 2.0  # sweeps' time over that of a gradient
-_LAUNCHES = 0.012  # of a sweep, whatever its size
+_LAUNCHES, _CHAIN_SPEEDUP = 0.009, 40.0  # of a sweep of all chains; of each chain's arithmetic over one core
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def sweep_placement(device: str, backend: StateSpace, counts: Mapping[str, int],
         return Placement("cpu", f"the compiled Gibbs sampler does not have {missing}")
     sweep = _SWEEP * band_seconds(backend)
     at_once = min(chains, available_cores())
-    on_card = _COMPILE_SWEEPS + sweeps * (_LAUNCHES + chains * sweep / _SPEEDUP)
+    on_card = _COMPILE_SWEEPS + sweeps * (_LAUNCHES + chains * sweep / _CHAIN_SPEEDUP)
     return _placed(device, "sampling", sweeps * sweep * -(-chains // at_once), on_card)
 
 
