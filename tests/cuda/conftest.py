@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,41 +42,38 @@ def both() -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
     return run
 
 
-@pytest.fixture(scope="session")
-def report(pytestconfig: pytest.Config) -> dict[str, Any]:
-    """Every difference by name; all workers' are written to MSRM_CUDA_REPORT at the end, where that is set."""
-    return _differences(pytestconfig)
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A test's differences by name; with its outcome they travel into MSRM_CUDA_REPORT, where that is set."""
+    made: dict[str, Any] = {}
+    request.node.user_properties.append(("differences", made))
+    return made
 
 
-def _differences(config: Any) -> dict[str, Any]:
-    """Of this process; a worker of pytest-xdist hands its own over when it ends."""
-    store = getattr(config, "workeroutput", None)
-    if store is None:
-        store = config.__dict__.setdefault("_msrm_cuda", {})
-    return store.setdefault("differences", {})
+@cache
+def _described() -> dict[str, Any]:
+    """What this process computes on, as plain numbers and texts: workers of pytest-xdist send them."""
+    return json.loads(json.dumps(runtime.describe(), default=str))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: Any) -> None:
-    """Collect a worker's differences, and what it ran on."""
-    output = getattr(node, "workeroutput", {})
-    _differences(node.config).update(output.get("differences", {}))
-    if "runtime" in output:
-        node.config._msrm_runtime = output["runtime"]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Say with a test's differences what they were found on."""
+    if call.when == "call" and dict(item.user_properties).get("differences"):
+        item.user_properties.append(("runtime", _described()))
+    return (yield)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report, once, from the process that sees everything."""
-    config: Any = session.config
-    if not _differences(config):
+_found: dict[str, Any] = {"runtime": None, "rehearsal": REHEARSAL, "differences": {}}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write all differences anew after every test, aside and renamed: a run that is killed leaves what it found."""
+    path, told = os.environ.get("MSRM_CUDA_REPORT"), dict(report.user_properties)
+    if not path or "PYTEST_XDIST_WORKER" in os.environ or report.when != "call" or "runtime" not in told:
         return
-    described = json.loads(json.dumps(runtime.describe(), default=str))
-    if hasattr(config, "workeroutput"):
-        config.workeroutput["runtime"] = described
-    elif path := os.environ.get("MSRM_CUDA_REPORT"):
-        made = {
-            "runtime": getattr(config, "_msrm_runtime", described),
-            "rehearsal": REHEARSAL,
-            "differences": dict(sorted(_differences(config).items())),
-        }
-        Path(path).write_text(json.dumps(made, indent=1) + "\n")
+    _found["runtime"] = told["runtime"]
+    _found["differences"] = dict(sorted((_found["differences"] | told["differences"]).items()))
+    aside = Path(f"{path}.part")
+    aside.write_text(json.dumps(_found, indent=1) + "\n")
+    aside.replace(path)
