@@ -35,7 +35,7 @@ __all__ = ["NativeGibbsRun"]
 
 _SWEEPS = 25  # a dispatch: a second of work or less, so that an interrupt is soon heard
 _ROOM, _MORE_ROOM = 1.25, 1.5
-_FEW_OUTGROWN = 0.05  # of the sweeps of a dispatch: more means that the chain wants to go where windows are too short
+_FEW_OUTGROWN = 0.25  # of the sweeps of a dispatch: more are no walk that is too long, but a chain on its way out
 Draws = dict[str, NDArray[Any]]
 
 
