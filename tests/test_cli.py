@@ -225,6 +225,13 @@ class TestCommands:
         assert "--fit needs --training" in problem(*words)
         assert "is not what" in problem(*words, "--training", work / "rec.nc")
 
+    def test_evaluate_a_fit_of_some_people(self, work):
+        part = ("--participant", "p1", "--participant", "p2")
+        answer("fit", work / "rec.nc", work / "two.nc", "-c", work / "fit.toml", "--run", "run-1", *part)
+        words = ("evaluate", work / "rec.nc", "--fit", work / "two.nc", "--run", "run-2", "-t", "p1/rating", *part)
+        found = answer(*words, "--training", work / "rec.nc", "--training-run", "run-1")
+        assert set(found["streams"]) == {"p1/rating"}
+
     @pytest.mark.parametrize("what", ["responses", "latents", "loadings", "convergence"])
     def test_plot(self, work, what):
         out = work / f"{what}.png"
@@ -363,6 +370,15 @@ class TestSampling:
         # What it says to type does go on.
         again = answer(*drawn[:10], *words[:-1], 9, "--jobs", 1)
         assert again["draws"] == 9
+
+    def test_folders_in_the_place_of_files(self, drawn, work):
+        told = f"{work / 'blocks-2'} holds blocks of draws, not an archive of them; `msrm info"
+        for words in (("sample", work / "blocks-2", *drawn[2:]), ("plot", work / "blocks-2", work / "x.png")):
+            assert told in problem(*words)
+        assert "is a folder; name an archive" in problem("predict", work, work / "rec.nc", work / "x.nc")
+        assert f"--path {work / 'rec.nc'} is a file" in problem(*drawn, "--path", work / "rec.nc")
+        shutil.copytree(work / "blocks-2" / "chain-00", work / "blocks-3" / "chain-00")
+        assert "blocks-3 holds blocks of draws but not identity.json" in problem("info", work / "blocks-3")
 
     def test_ctrl_c_says_what_to_type(self, drawn, work, monkeypatch):
         report = chains._Chain.report

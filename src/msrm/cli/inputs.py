@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from msrm import archive
 from msrm.bids import read_bids
 from msrm.cli.settings import estimator_of, read_settings
+from msrm.gp.storage import DrawStore
 from msrm.recording import Recording, open_recording
 from msrm.runtime import guard
 from msrm.sealed import target_of
 
-__all__ = ["check_out", "open_any", "regular_times", "targets_of", "training_of", "unfitted"]
+__all__ = ["check_out", "open_any", "open_fitted", "regular_times", "targets_of", "training_of", "unfitted"]
 
 
 def check_out(out: Path, *inputs: Path | None) -> None:
@@ -75,13 +77,36 @@ def targets_of(given: Sequence[str] | None) -> dict[str, list[str]] | None:
     return targets
 
 
+def open_fitted(path: Path) -> Any:
+    """The fit or the draws of an archive.
+
+    Raises
+    ------
+    IsADirectoryError, FileNotFoundError, ValueError
+        For anything else; of blocks of draws, how they become an archive.
+    """
+    if DrawStore(path).is_used:
+        raise IsADirectoryError(
+            f"{path} holds blocks of draws, not an archive of them; `msrm info {path}` says how to go on"
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name an archive made by msrm fit or msrm sample")
+    return archive.open_fit(path)
+
+
 def training_of(fitted: Any, made: Mapping[str, Any]) -> Recording:
     """The recording that a fit was made from, recognized by its digest."""
     if made["training"] is None:
         raise ValueError(
             "--fit needs --training, the recording that the fit was made from; the baselines learn from it"
         )
-    training = open_any(made["training"], {"runs": made["runs"]} if made["runs"] else {})
+    pairs = [
+        name.split("/")[1:] for name in getattr(fitted, "model", fitted).parameters_ if name.startswith("loading/")
+    ]
+    people, modalities = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+    whole = open_any(made["training"], {"runs": made["runs"]} if made["runs"] else {})
+    known = set(people) <= set(whole.participants) and set(modalities) <= set(whole.modalities)
+    training = whole.select(participants=people, modalities=modalities) if known else whole
     if training.digest() != fitted.recording_digest_:
         raise ValueError(
             f"{made['training']} is not what {made['path']} was fitted to (runs {', '.join(training.runs)}); "

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import __version__, archive
-from msrm.cli.inputs import check_out, open_any, regular_times, targets_of, training_of, unfitted
+from msrm.cli.inputs import check_out, open_any, open_fitted, regular_times, targets_of, training_of, unfitted
 from msrm.cli.report import (
     Answer,
     draws_facts,
@@ -97,10 +97,10 @@ def sample(
     check_out(out, path, model)
     settings = _checked_sampling(options)
     start = time.perf_counter()
-    if model.is_file() and is_sealed(model):
+    if model.is_dir() or (model.is_file() and is_sealed(model)):
         if assignments:
             raise ValueError(f"{model} is a fit, whose settings are made; leave out --set, or give settings instead")
-        fitted, recording = archive.open_fit(model), open_any(path, selection)
+        fitted, recording = open_fitted(model), open_any(path, selection)
         if not isinstance(fitted, GPMSRM):
             raise ValueError(f"{model} holds {type(fitted).__name__}; only a GPMSRM fit can be sampled")
     else:
@@ -137,7 +137,7 @@ def predict(
 ) -> Answer:
     """Predict and save."""
     check_out(out, path, fit_path)
-    fitted, recording = archive.open_fit(fit_path), open_any(path, selection)
+    fitted, recording = open_fitted(fit_path), open_any(path, selection)
     every, extra = options["every"], {"noise": True} if options["noise"] else {}
     if extra and "noise" not in inspect.signature(fitted.predict).parameters:
         raise ValueError(f"--noise: {fit_path} is an {type(fitted).__name__}, whose predictions have no variances")
@@ -171,7 +171,7 @@ def evaluate(
     if made["path"] is not None:
         if config is not None or assignments:
             raise ValueError("--fit scores a fit as it is; leave out --config and --set")
-        fitted, recording = archive.open_fit(made["path"]), open_any(path, selection)
+        fitted, recording = open_fitted(made["path"]), open_any(path, selection)
         training = training_of(fitted, made)
         scores = score(
             fitted, recording, training=training, targets=wanted, source=options["source"] or "both", seed=seed or 0
@@ -206,7 +206,7 @@ def plot(
         recording = None
         if recording_path is not None:
             recording = open_any(recording_path, {} if task is None else {"task": task})
-        axes = _plot_fit(plots, archive.open_fit(path), what, recording, choice)
+        axes = _plot_fit(plots, open_fitted(path), what, recording, choice)
     figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
     figure.savefig(out, dpi=dpi)
     return Answer({"picture": str(out), "what": what}, [f"saved {out}"])
@@ -221,7 +221,7 @@ def _check_format(out: Path) -> None:
 
 def info(path: Path, task: str | None) -> Answer:
     """What a file or folder holds."""
-    if DrawStore(path).record.exists():
+    if DrawStore(path).is_used:
         found = store_facts(DrawStore(path))
         return Answer(found, store_lines(found))
     if path.is_dir() or not path.exists() or not is_sealed(path) or _kind_of(path) == "recording":
@@ -233,7 +233,7 @@ def info(path: Path, task: str | None) -> Answer:
     facts: dict[str, Any] = {"path": str(path), **attributes, "runtime": dict(tree["runtime"].attrs)}
     lines = [f"{name}: {attributes[name]}" for name in _ORIGIN if name in attributes]
     try:
-        fitted = archive.open_fit(path)
+        fitted = open_fitted(path)
     except ValueError:
         lines += [str(node.path) for node in tree.leaves if node.name != "runtime"]
     else:

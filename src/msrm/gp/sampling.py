@@ -99,7 +99,7 @@ def sample(
     FileExistsError
         When `path` holds a run and `resume` is not set.
     OSError
-        When a block cannot be written: every chain stops, earlier blocks are safe.
+        When `path` is a file or a block cannot be written: every chain stops, earlier blocks are safe.
     KeyboardInterrupt
         On Ctrl-C; the message says where the draws made so far are and how to continue.
     """
@@ -245,6 +245,8 @@ def checked_options(
             raise ValueError(f"{name} must be an integer of at least {least}, found {count!r}.")
     if resume and path is None:
         raise ValueError("resume=True needs the path of the run to continue.")
+    if path is not None and Path(path).is_file():
+        raise NotADirectoryError(f"path={str(path)!r} is a file; name a folder for the blocks of draws.")
     if not resume and path is not None:
         DrawStore(Path(path)).check_unused()
     return _SETTINGS[sampler](settings)

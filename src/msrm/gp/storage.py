@@ -236,14 +236,24 @@ class DrawStore:
         """The file that says what the draws belong to."""
         return self.folder / "identity.json"
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a run has written here."""
+        return self.record.exists() or next(self.folder.glob("chain-*/*.npz"), None) is not None
+
     def identity(self) -> dict[str, Any]:
         """What the draws belong to.
 
         Raises
         ------
         ValueError
-            When its file is damaged.
+            When its file is missing or damaged.
         """
+        if not self.record.exists():
+            raise ValueError(
+                f"{self.folder} holds blocks of draws but not {self.record.name}, which says what they belong to: "
+                "restore it, give another path, or delete the folder"
+            )
         try:
             found: dict[str, Any] = json.loads(self.record.read_text())
         except ValueError as error:
@@ -259,11 +269,8 @@ class DrawStore:
                 f"{self.folder} holds the draws of an earlier run. Continue it with resume=True, give another path, or "
                 "delete the folder"
             )
-        if next(self.folder.glob("chain-*/*.npz"), None) is not None:
-            raise ValueError(
-                f"{self.folder} holds blocks of draws but not identity.json, which says what they belong to: restore "
-                "it, give another path, or delete the folder"
-            )
+        if self.is_used:
+            self.identity()  # says what is missing
 
     def chain(self, index: int) -> ChainStore:
         """The files of chain `index`, counted from 0."""
