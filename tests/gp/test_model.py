@@ -376,13 +376,18 @@ def test_parameters_that_do_not_fit_are_refused():
         ({"length_scale": Normal(3.0, 1.0)}, "length_scale: .* reaches below zero"),
         ({"powers": {"brain": 0.0}}, r"powers\['brain'\] must be a positive number"),
         ({"powers": {"pulse": 1.0}}, "powers names 'pulse'; responses has brain, rating"),
-        ({"residual_timescales": {"brain": 0.0}}, "residual timescale must be positive"),
+        ({"residual_timescales": {"brain": 0.0}}, "must be positive seconds or Free, found 0.0"),
         ({"run_offsets": ("pulse",)}, "run_offsets names 'pulse'"),
+        ({"run_offsets": True}, r"run_offsets must be a tuple of modalities, .*found True"),
+        ({"powers": 0.5}, "powers must be {modality: a positive number}, found 0.5"),
+        ({"powers": {"brain": "x"}}, r"powers\['brain'\] must be a positive number, found 'x'"),
+        ({"residual_timescales": ["brain"]}, "residual_timescales must be {modality: seconds or Free}"),
+        ({"residual_timescales": {"brain": -1.0}}, r"residual_timescales\['brain'\] must be positive seconds or Free"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):
     gp = GPMSRM(**{"n_factors": 2, "responses": RESPONSES, **arguments})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         _ = gp.specification
 
 

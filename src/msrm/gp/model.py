@@ -4,7 +4,6 @@ This module turns constructor arguments into a :class:`~msrm.gp.parameters.Speci
 :class:`~msrm.gp.likelihood.Likelihood`, and evaluates both at any point. The fit is :mod:`msrm.gp.map`.
 """
 
-import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from msrm.estimator import Estimator
-from msrm.gp.backends import LIKELIHOODS, Choice, select_likelihood
+from msrm.gp.arguments import MATERNS, check_arguments, length_scale_of
+from msrm.gp.backends import Choice, select_likelihood
 from msrm.gp.data import Key, NodeLayout, PairData, pair_data
 from msrm.gp.devices import evaluation_placement, on_device
 from msrm.gp.fitted import Standardization
@@ -21,14 +21,12 @@ from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import FreeLengthScale, Layout, Parameters, Specification
 from msrm.gp.refinement import LikelihoodError, resolved
 from msrm.gp.terms import OrnsteinUhlenbeck, Residual
-from msrm.latent_grid import Matern, Matern12, Matern32, Matern52
-from msrm.nodes import EDGES, usable_rows
+from msrm.nodes import usable_rows
 from msrm.priors import Prior, Priors
 from msrm.recording import Recording
 from msrm.regularized.scaling import pair_scale
 from msrm.responses import Free, Response
 
-_MATERNS: dict[float, Matern] = {0.5: Matern12(), 1.5: Matern32(), 2.5: Matern52()}
 _UNIT_RANGE = 0.1, 10.0  # stream sds, in prior sds, that draw no warning
 
 
@@ -134,16 +132,16 @@ class GPDensity(Estimator):
         ValueError, TypeError
             Naming the argument, what was found and what is wanted.
         """
-        _check_choices(self)
+        check_arguments(self)
         residuals: dict[str, Residual] = {
             modality: OrnsteinUhlenbeck(timescale) for modality, timescale in (self.residual_timescales or {}).items()
         }
         return Specification(
             self.n_factors,
             dict(self.responses),
-            _length_scale(self.length_scale),
+            length_scale_of(self.length_scale),
             self.priors,
-            _MATERNS[float(self.smoothness)],
+            MATERNS[float(self.smoothness)],
             residuals,
             {modality: float(power) for modality, power in (self.powers or {}).items()},
             frozenset(self.run_offsets),
@@ -318,64 +316,6 @@ def likelihood_of(specification: Specification, pairs: list[PairData], name: str
         length_scale_slope=isinstance(scale, FreeLengthScale),
     )
     return Likelihood(specification, layout, choice.backend), choice
-
-
-def _check_choices(model: GPDensity) -> None:
-    for name in ("n_factors", "n_starts", "max_iter"):
-        value = getattr(model, name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, found {value!r}.")
-    if not isinstance(model.standardize, bool | np.bool_):
-        raise ValueError(f"standardize must be True or False, found {model.standardize!r}.")
-    if not model.tol > 0.0:
-        raise ValueError(f"tol must be positive nats, found {model.tol!r}.")
-    if isinstance(model.run_offsets, str):
-        raise TypeError(f"run_offsets must be a tuple of modalities, such as ({model.run_offsets!r},).")
-    if not model.responses:
-        raise ValueError("responses is empty: give each modality a response, such as {'brain': Identity()}.")
-    for modality, response in model.responses.items():
-        if not isinstance(response, Response):
-            raise TypeError(f"responses[{modality!r}] must be a response such as Identity(), found {response!r}.")
-        if response.pooling != "shared":
-            raise ValueError(
-                f"responses[{modality!r}]: GPMSRM shares a response over participants; pooling={response.pooling!r} "
-                "is available in RMSRM."
-            )
-    if model.edges not in EDGES:
-        raise ValueError(f"edges must be 'extend' or 'trim', found {model.edges!r}.")
-    if model.likelihood not in LIKELIHOODS:
-        raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, found {model.likelihood!r}.")
-    if not isinstance(model.priors, Priors):
-        known = ", ".join(inspect.signature(Priors).parameters)
-        raise TypeError(
-            f"priors must be msrm.Priors({known}), each by name, such as priors=msrm.Priors(loading_sd=0.5); found "
-            f"{model.priors!r}."
-        )
-    if model.smoothness not in _MATERNS:
-        raise ValueError(f"smoothness must be 0.5, 1.5 or 2.5 (Matern order), found {model.smoothness!r}.")
-    if not model.likelihood_tolerance > 0.0:
-        raise ValueError(f"likelihood_tolerance must be positive nats, found {model.likelihood_tolerance!r}.")
-    for argument in ("residual_timescales", "powers", "run_offsets"):
-        for modality in getattr(model, argument) or ():
-            if modality not in model.responses:
-                raise ValueError(f"{argument} names {modality!r}; responses has {', '.join(model.responses)}.")
-    for modality, power in (model.powers or {}).items():
-        if not (np.isfinite(power) and power > 0.0):
-            raise ValueError(f"powers[{modality!r}] must be a positive number, found {power!r}.")
-
-
-def _length_scale(value: float | Free | Prior) -> float | FreeLengthScale:
-    if isinstance(value, Free):
-        if not value.bounds[0] > 0.0:
-            raise ValueError(f"length_scale: bounds must be positive seconds, found {value.bounds}.")
-        return FreeLengthScale(value.start, value.bounded_prior)
-    if isinstance(value, Prior):
-        if value.lower < 0.0:
-            raise ValueError(f"length_scale: {value} reaches below zero; use LogNormal, or .bounded(lower, upper).")
-        return FreeLengthScale(float(value.quantile(0.5)), value)
-    if not (isinstance(value, int | float) and np.isfinite(value) and value > 0.0):
-        raise ValueError(f"length_scale must be positive seconds, Free or a prior, found {value!r}.")
-    return float(value)
 
 
 def _warn_units(participant: str, modality: str, mean: np.ndarray, sd: np.ndarray, priors: Priors) -> None:

@@ -9,6 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
+
 from msrm.runtime.bar import progress as progress_bar
 from msrm.runtime.blas import blas_threads
 from msrm.runtime.cores import available_cores
@@ -29,8 +31,8 @@ def worker_count(n_jobs: int, jobs: int) -> int:
     >>> worker_count(4, 3)
     3
     """
-    if n_jobs != -1 and n_jobs < 1:
-        raise ValueError(f"n_jobs must be -1 (every usable core) or at least 1, found {n_jobs}.")
+    if isinstance(n_jobs, bool) or not isinstance(n_jobs, int | np.integer) or (n_jobs != -1 and n_jobs < 1):
+        raise ValueError(f"n_jobs must be -1 (every usable core) or an integer of at least 1, found {n_jobs!r}.")
     return max(1, min(available_cores() if n_jobs == -1 else n_jobs, jobs))
 
 

@@ -43,7 +43,7 @@ class NutsSettings:
         for name, known in (("metric", METRICS), ("chain_method", CHAIN_METHODS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, found {getattr(self, name)!r}.")
-        if not 0.0 < self.target_accept < 1.0:
+        if not isinstance(self.target_accept, int | float | np.number) or not 0.0 < self.target_accept < 1.0:
             raise ValueError(f"target_accept must lie between 0 and 1, found {self.target_accept!r}.")
         if not isinstance(self.max_tree_depth, int | np.integer) or not 1 <= self.max_tree_depth <= _DEEPEST:
             raise ValueError(f"max_tree_depth must be an integer from 1 to {_DEEPEST}, found {self.max_tree_depth!r}.")
