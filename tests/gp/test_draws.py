@@ -309,6 +309,10 @@ def test_what_cannot_be_sampled_is_refused(fitted):
         sample(model, recording, draws=0)
     with pytest.raises(ValueError, match="chains must be an integer of at least 1, found True"):
         sample(model, recording, chains=True)
+    with pytest.raises(TypeError, match="path must be a folder for the blocks of draws, or None, found ''"):
+        sample(model, recording, path="")
+    with pytest.raises(TypeError, match="resume must be True or False, found 'yes'"):
+        sample(model, recording, resume="yes")
     with pytest.raises(ValueError, match="seed must be an integer of at least 0, found -1"):
         sample(model, recording, seed=-1)
     with pytest.raises(ValueError, match="needs the path"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def sample(
     """
     counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
     asked = checked_options(sampler, counts, settings, path=path, resume=resume)
+    counts = {name: int(count) for name, count in counts.items()}
     _check_fitted(model, recording)
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
@@ -243,6 +245,10 @@ def checked_options(
         least = 0 if name in ("warmup", "seed") else 1
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < least:
             raise ValueError(f"{name} must be an integer of at least {least}, found {count!r}.")
+    if not isinstance(resume, bool | np.bool_):
+        raise TypeError(f"resume must be True or False, found {resume!r}.")
+    if path is not None and (not isinstance(path, str | PathLike) or not str(path)):
+        raise TypeError(f"path must be a folder for the blocks of draws, or None, found {path!r}.")
     if resume and path is None:
         raise ValueError("resume=True needs the path of the run to continue.")
     if path is not None and Path(path).is_file():
