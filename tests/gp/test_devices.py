@@ -59,6 +59,9 @@ def test_a_card_is_taken_where_it_is_estimated_to_be_faster(card):
     long = evaluation_placement("auto", backend(200_000.0))
     assert long.platform == "cuda"
     assert "on the card with its compilation" in long.reason
+    # A dense gradient of order 2,700 takes a second on a core and six milliseconds on a card.
+    assert evaluation_placement("auto", Dense(backend(1000.0).groups, 2)).platform == "cuda"
+    assert evaluation_placement("auto", Dense(backend(100.0).groups, 2)).platform == "cpu"
     assert evaluation_placement("cuda", backend()) == devices.Placement("cuda", "device='cuda' was asked for")
     assert evaluation_placement("cpu", backend(200_000.0)).platform == "cpu"
     assert sweep_placement("auto", backend(200_000.0), COUNTS, "").platform == "cuda"

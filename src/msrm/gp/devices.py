@@ -32,8 +32,10 @@ _INSTALL = "pip install 'msrm[bayesian-cuda]'"
 _COMPILE = 40.0
 _COMPILE_SWEEPS = 50.0  # of whole sweeps at 3,600 features: 24 s on eight cores, 58 s on two
 _EVALUATIONS = 150  # values and gradients of a usual fit
-_EVALUATION = 0.02  # launches, and sums over the data on the host
-_SPEEDUP = 20.0  # of the banded part over one core
+_EVALUATION = 0.004  # launches and transfers; sums over the data are the host's either way
+# Over one core as `msrm.gp.backends` estimates it: 1.4 s for order 2,730 take 5.8 ms; 20 and 140 ms for grids of 450 s
+# and 4 hours take 2.6 and 44.
+_DENSE_SPEEDUP, _BAND_SPEEDUP = 200.0, 4.0
 _SWEEP = 2.0  # sweeps' time over that of a gradient
 _LAUNCHES, _CHAIN_SPEEDUP = 0.009, 40.0  # of a sweep of all chains; of each chain's arithmetic over one core
 
@@ -68,7 +70,8 @@ def evaluation_placement(device: str, backend: LatentBackend) -> Placement:
         When CUDA is asked for and cannot be used; the message says what to do.
     """
     one = evaluation_seconds(backend)
-    on_card = _COMPILE + _EVALUATIONS * (_EVALUATION + one / _SPEEDUP)
+    speedup = _DENSE_SPEEDUP if isinstance(backend, Dense) else _BAND_SPEEDUP
+    on_card = _COMPILE + _EVALUATIONS * (_EVALUATION + one / speedup)
     return _placed(device, "a fit", _EVALUATIONS * one, on_card)
 
 
