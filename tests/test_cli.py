@@ -278,37 +278,6 @@ class TestGaussianProcess:
             answer("plot", work / "gp.nc", work / "gp.png", "--what", what)
         assert "no variances" in problem(*ask[:1], work / "fit.nc", *ask[2:], "--noise")
 
-    def test_from_a_fit_or_settings_to_draws_and_their_pictures(self, work):
-        pytest.importorskip("jax")
-        (work / "gp.toml").write_text(
-            "n_factors = 1\nn_starts = 1\ntol = 1e-2\n[responses.rating]\nfamily = 'Identity'\n"
-        )
-        part = ["--modality", "rating", "--run", "run-1", "--participant", "p1"]
-        counts = ["--chains", 2, "--warmup", 4, "--draws", 6, "--seed", 3, "--jobs", 1]
-        answer("fit", work / "rec.nc", work / "one.nc", "-c", work / "gp.toml", "--model", "GPMSRM", *part)
-        path = ("--path", work / "blocks")
-        found = answer("sample", work / "one.nc", work / "rec.nc", work / "d.nc", *part, *counts, *path)
-        draws = msrm.open_fit(work / "d.nc")
-        assert (found["draws"], found["verdict"]) == (6, draws.summary().verdict)
-        again = answer("sample", work / "gp.toml", work / "rec.nc", work / "e.nc", *part, *counts)
-        assert again["ess"] == found["ess"]
-        longer = ["--draws", 9, "--resume"]
-        answer("sample", work / "one.nc", work / "rec.nc", work / "f.nc", *part, *counts, *path, *longer)
-        extended = msrm.open_fit(work / "f.nc").posterior["noise"]
-        np.testing.assert_array_equal(extended[:, :6], draws.posterior["noise"])
-        assert "NOT CONVERGED" in run("info", work / "d.nc").stdout
-        assert answer("info", work / "d.nc")["draws"]["seed"] == 3
-        rest = ("--modality", "rating", "--run", "run-1", "--participant", "p1")
-        answer("predict", work / "d.nc", work / "rec.nc", work / "g.nc", *rest, "--noise")
-        for what in ("responses", "latents", "loadings", "convergence", "traces", "ranks"):
-            answer("plot", work / "d.nc", work / "d.png", "--what", what)
-        told = problem("plot", work / "d.nc", work / "d.png", "--what", "traces", "--quantity", "lag")
-        assert "no quantity 'lag'" in told
-        assert "--what check needs --recording" in problem("plot", work / "d.nc", work / "d.png", "--what", "check")
-        refused = problem("sample", work / "one.nc", work / "rec.nc", work / "h.nc", "--run", "run-2")
-        assert "not the one that was fitted" in refused
-        assert "leave out --set" in problem("sample", work / "one.nc", work / "rec.nc", work / "h.nc", "-s", "tol=1")
-
 
 @pytest.fixture(scope="module")
 def drawn(work) -> list[object]:
@@ -324,6 +293,28 @@ def drawn(work) -> list[object]:
 
 
 class TestSampling:
+    def test_settings_give_the_draws_of_their_fit(self, drawn, work):
+        draws = msrm.open_fit(work / "small-draws.nc")
+        found = answer("info", work / "small-draws.nc")["draws"]
+        assert (found["draws"], found["seed"], found["verdict"]) == (8, 0, draws.summary().verdict)
+        answer(drawn[0], work / "small.toml", drawn[2], work / "again.nc", *drawn[4:])
+        np.testing.assert_array_equal(msrm.open_fit(work / "again.nc").posterior["noise"], draws.posterior["noise"])
+
+    def test_what_draws_answer(self, drawn, work):
+        draws, picture, rec = work / "small-draws.nc", work / "d.png", work / "rec.nc"
+        assert "NOT CONVERGED" in run("info", draws).stdout
+        answer("predict", draws, rec, work / "g.nc", *drawn[4:10], "--noise")
+        for what in ("responses", "latents", "loadings", "convergence", "traces", "ranks"):
+            answer("plot", draws, picture, "--what", what)
+        told = problem("plot", draws, picture, "--what", "traces", "--quantity", "lag")
+        assert "no quantity 'lag'" in told
+        assert "--what check needs --recording" in problem("plot", draws, picture, "--what", "check")
+
+    def test_other_data_or_settings_than_the_fit_are_refused(self, drawn, work):
+        refused = problem(*drawn[:4], "--run", "run-2")
+        assert "not the one that was fitted (runs run-2 here, run-1 fitted" in refused
+        assert "leave out --set" in problem(*drawn, "-s", "tol=1")
+
     def test_options_of_nuts_reach_it(self, drawn, monkeypatch):
         given = {}
 
@@ -358,18 +349,19 @@ class TestSampling:
         longer = problem(*drawn, "--path", work / "blocks-2", "--resume", "--draws", 5)
         assert "holds 8 draws of a chain, more than --draws 5" in longer
 
-    def test_info_of_blocks(self, drawn, work):
-        found = answer("info", work / "blocks-2")
+    def test_info_of_blocks_and_what_it_says_to_type(self, drawn, work):
+        blocks = work / "blocks-4"
+        shutil.copytree(work / "blocks-2", blocks)
+        found = answer("info", blocks)
         assert found["on_disk"] == [{"warmup": 4, "draws": 8}] * 2
         assert (found["sampler"], found["seed"], found["running"]) == ("gibbs", 0, False)
         assert found["recording_digest"] == msrm.open_fit(work / "small.nc").recording_digest_
-        told = run("info", work / "blocks-2").stdout
+        told = run("info", blocks).stdout
         assert "chain 1: warm-up 4 of 4, 8 draws" in told
-        *_, line = told.splitlines()
-        words = shlex.split(line.partition("RECORDING OUT ")[2])
-        # What it says to type does go on.
-        again = answer(*drawn[:10], *words[:-1], 9, "--jobs", 1)
-        assert again["draws"] == 9
+        typed = shlex.split(told.splitlines()[-1].partition("RECORDING OUT ")[2])
+        assert answer(*drawn[:3], work / "longer.nc", *drawn[4:10], *typed[:-1], 9, "--jobs", 1)["draws"] == 9
+        longer, draws = (msrm.open_fit(work / name).posterior["noise"] for name in ("longer.nc", "small-draws.nc"))
+        np.testing.assert_array_equal(longer[:, :8], draws)
 
     def test_folders_in_the_place_of_files(self, drawn, work):
         told = f"{work / 'blocks-2'} holds blocks of draws, not an archive of them; `msrm info"
