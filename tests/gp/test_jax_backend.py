@@ -322,6 +322,17 @@ def test_whole_likelihood_agrees_with_numpy(option):
     assert native.diagnostic(parameters) == ""
 
 
+def test_getting_ready_compiles_nothing(caplog):
+    """Every operation that JAX ran by itself there was a function to compile, a hundred of them at a start."""
+    likelihood = prepared("masked").with_backend(prepared("masked").backend.at_step(0.36))  # shapes of no other test
+    with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
+        native = NativeLikelihood(likelihood)
+        native._packed(some_parameters(likelihood.layout))
+        assert "Compiling" not in caplog.text
+        jax.block_until_ready(jax.numpy.arange(7.0).at[3].set(0.1))  # what is compiled is seen
+        assert "Compiling" in caplog.text
+
+
 @pytest.mark.slow
 def test_two_spacings_extrapolate_value_and_gradient():
     likelihood = prepared("masked")
