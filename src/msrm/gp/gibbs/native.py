@@ -22,7 +22,8 @@ from msrm.gp.data import NodeLayout
 from msrm.gp.gibbs.chains import WINDOWS, dispersed
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native_data import ChainState
-from msrm.gp.gibbs.native_sweep import NativeSweeper, Tuning
+from msrm.gp.gibbs.native_proposals import Tuning
+from msrm.gp.gibbs.native_sweep import NativeSweeper
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper

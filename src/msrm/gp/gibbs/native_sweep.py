@@ -21,41 +21,18 @@ from msrm.gp.blocks import Solver
 from msrm.gp.data import NodeLayout
 from msrm.gp.gibbs.design import Design
 from msrm.gp.gibbs.marginal import Block, prior_blocks
-from msrm.gp.gibbs.native_data import ChainState, entry_squares, log_prior, modality_stacks
+from msrm.gp.gibbs.native_data import ChainState, entry_squares, modality_stacks
 from msrm.gp.gibbs.native_geometry import GridPoints
 from msrm.gp.gibbs.native_moves import draw_noise, draw_rows, haar
 from msrm.gp.gibbs.native_paths import Paths
+from msrm.gp.gibbs.native_proposals import Step, Tuning, at_coordinates, learned, suggested
 from msrm.gp.jax_cholesky import cholesky
 from msrm.gp.jax_rows import WindowRows
 from msrm.gp.jax_statespace import BlockSystem, NodeStatistics, StateSpaceChain
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 
-__all__ = ["NativeSweeper", "Tuning"]
-
-_DEGREES = 5
-_TARGET = 0.35
-_DECAY = 0.6
-
-
-class Tuning(NamedTuple):
-    """The proposal of one block (`msrm.gp.gibbs.proposals.BlockProposal`), without the length of its walk.
-
-    Attributes
-    ----------
-    root, inverse : (d, d)
-        Of the covariance, and its inverse.
-    mean : (d,)
-    fitted : () bool
-    share : ()
-        Of independence proposals.
-    """
-
-    root: Array
-    inverse: Array
-    mean: Array
-    fitted: Array
-    share: Array
+__all__ = ["NativeSweeper"]
 
 
 class _Current(NamedTuple):
@@ -78,16 +55,6 @@ class _Current(NamedTuple):
     statistics: dict[str, NodeStatistics]
     system: BlockSystem
     factor: Any
-    value: Array
-
-
-class _Step(NamedTuple):
-    """How a step on the latent-marginal density went: its acceptance probability, whether an independence proposal was
-    made, whether a support outgrew its windows, and the log likelihood after it."""
-
-    probability: Array
-    independent: Array
-    outgrown: Array
     value: Array
 
 
@@ -174,26 +141,12 @@ class NativeSweeper:
 
     def propose(self, data: Any, current: _Current, block: Block, coordinates: Array) -> tuple[_Current, Array]:
         """The state at other coordinates of a block, loadings scaled along, and the change of prior plus Jacobian."""
-        responses = _with(block, current.state.responses, coordinates)
+        responses = at_coordinates(block, current.state.responses, coordinates)
         return self._moved(data, current.state._replace(responses=responses), current.gains)
-
-    def _suggested(self, place: int, key: Array, responses: Any, tuning: Tuning, log_size: Array) -> Any:
-        """Responses with a proposal of one block, log of prior and proposal ratio, whether it is of the fitted kind."""
-        kind, normals, heavy = jax.random.split(key, 3)
-        block = self.blocks[place]
-        values = [responses[block.modalities[0]][name] for name in _names(block)]
-        here = jnp.stack([jnp.log(v) if log else v for v, log in zip(values, block.logarithmic, strict=True)])
-        standard = tuning.root @ jax.random.normal(normals, here.shape)
-        spread = jnp.sqrt((jax.random.normal(heavy, (_DEGREES,)) ** 2).sum() / _DEGREES)
-        independent = tuning.fitted & (jax.random.uniform(kind) < tuning.share)
-        there = jnp.where(independent, tuning.mean + standard / spread, here + jnp.exp(log_size) * standard)
-        ratio = jnp.where(independent, _heavy(tuning, here) - _heavy(tuning, there), 0.0)
-        ratio = ratio + _block_prior(block, there) - _block_prior(block, here)
-        return _with(block, responses, jnp.where(jnp.isfinite(ratio), there, here)), ratio, independent
 
     def step(
         self, data: Any, key: Array, current: _Current, place: Array, tunings: Sequence[Tuning], walks: Array
-    ) -> tuple[_Current, _Step]:
+    ) -> tuple[_Current, Step]:
         """Step 1 for block number ``place - 1``; number 0 evaluates the state where it is.
 
         All go through one evaluation, so that it is compiled once.
@@ -204,7 +157,7 @@ class NativeSweeper:
             return current.state.responses, jnp.zeros(()), jnp.asarray(False)
 
         def suggests(which: int, tuning: Tuning) -> Any:
-            return lambda: self._suggested(which, suggesting, current.state.responses, tuning, walks[which, 0])
+            return lambda: suggested(self.blocks[which], suggesting, current.state.responses, tuning, walks[which, 0])
 
         made = [stays, *(suggests(which, tuning) for which, tuning in enumerate(tunings))]
         responses, ratio, independent = jax.lax.switch(place, made)
@@ -216,7 +169,7 @@ class NativeSweeper:
         probability = jnp.where(allowed & jnp.isfinite(total), jnp.exp(jnp.minimum(0.0, total)), 0.0)
         accepted = first | (jax.random.uniform(accepting) < probability)
         out = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), moved, current)
-        return out, _Step(probability, independent, allowed & ~moved.system.fits, out.value)
+        return out, Step(probability, independent, allowed & ~moved.system.fits, out.value)
 
     # --- the sweep ---
 
@@ -255,7 +208,7 @@ class NativeSweeper:
         def stepped(carry: tuple[_Current, Array], at: tuple[Array, Array]) -> Any:
             (current, walks), (place, own) = carry, at
             current, told = self.step(data, own, current, place, tunings, walks)
-            return (current, _learned(walks, place, told, tune)), told
+            return (current, learned(walks, place, told, tune)), told
 
         places = jnp.arange(len(self.blocks) + 1)
         empty = jax.eval_shape(self.current, data, state)
@@ -381,37 +334,3 @@ def _gain(covariance: Array, windows: WindowRows) -> Array:
     row = (here[..., None] * windows.terms[:, :, 0]).sum((0, 1))
     variance = row @ covariance @ row
     return jnp.sqrt(variance if windows.residual is None else variance + (here * windows.residual).sum())
-
-
-def _names(block: Block) -> list[str]:
-    """Parameters of a block, without their modality."""
-    return [name.rsplit("/", 1)[1] for name in block.names]
-
-
-def _with(block: Block, responses: dict[str, dict[str, Array]], coordinates: Array) -> dict[str, dict[str, Array]]:
-    """Responses with one block at other coordinates."""
-    values = zip(_names(block), coordinates, block.logarithmic, strict=True)
-    return responses | {block.modalities[0]: {name: jnp.exp(x) if log else x for name, x, log in values}}
-
-
-def _learned(walks: Array, place: Array, told: _Step, tune: Array) -> Array:
-    """Walks after a step of block ``place - 1``: lengths move towards the acceptance aimed at."""
-    own = jnp.arange(len(walks)) == place - 1
-    learns = (own & tune & ~told.independent)[:, None]
-    seen = walks[:, 1] + 1.0
-    moved = walks[:, 0] + (told.probability - _TARGET) / seen**_DECAY
-    return jnp.where(learns, jnp.stack([moved, seen], -1), walks)
-
-
-def _heavy(tuning: Tuning, x: Array) -> Array:
-    """Log density of the independence proposal up to a constant."""
-    scaled = tuning.inverse @ (x - tuning.mean)
-    return -0.5 * (_DEGREES + x.shape[0]) * jnp.log1p(scaled @ scaled / _DEGREES)
-
-
-def _block_prior(block: Block, coordinates: Array) -> Array:
-    """Log prior density of a block's coordinates, minus infinity outside the bounds."""
-    total = jnp.zeros(())
-    for x, log, prior in zip(coordinates, block.logarithmic, block.priors, strict=True):
-        total = total + log_prior(prior, jnp.exp(x) if log else x) + (x if log else 0.0)
-    return total
