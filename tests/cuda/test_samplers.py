@@ -24,7 +24,8 @@ responses = {name: msrm.Identity() for name in recording.modalities} | {"rating"
 fit = msrm.GPMSRM(1, responses, likelihood="statespace", device="cpu", n_starts=1, progress=False).fit(recording)
 fit.device = device
 settings = {"chain_method": "vectorized"} if sampler == "nuts" else {}
-draws = fit.sample(recording, sampler=sampler, chains=4, warmup=200, draws=400, seed=3, progress=False, **settings)
+counts = {"warmup": 200, "draws": 400} if sampler == "gibbs" else {"warmup": 150, "draws": 200}
+draws = fit.sample(recording, sampler=sampler, chains=4, seed=3, progress=False, **counts, **settings)
 draws.save(path)
 """
 READ = """
