@@ -6,8 +6,10 @@ from gibbs_problems import problem
 from scipy import stats
 
 from msrm.gp.gibbs import grid
+from msrm.gp.gibbs.chains import dispersed
 from msrm.gp.gibbs.grid import sampling_grid
 from msrm.gp.gibbs.proposals import BlockProposal
+from msrm.gp.gibbs.start import within_bounds
 from msrm.gp.gibbs.sweep import Sweeper
 
 
@@ -75,3 +77,25 @@ def test_walks_keep_half_of_the_steps_where_independence_fails():
     proposal.root, proposal.mean, proposal.fitted = np.array([[2.5]]), np.array([2.5]), True
     chain(proposal, log_density, 201, tune=True)
     assert proposal.share == 0.5
+
+
+def test_chains_leave_the_bounds_that_a_map_lies_on():
+    small = problem(ou=True, free_length_scale=True)
+    at_bounds = small.state
+    for place, block in enumerate(small.sweeper.blocks):
+        for name, prior in zip(block.names, block.priors, strict=True):
+            at_bounds = at_bounds.with_parameter(name, prior.upper if place % 2 else prior.lower)
+    start = within_bounds(small.specification, at_bounds)
+    for block in small.sweeper.blocks:
+        assert np.isfinite(block.log_density(block.coordinates(start)))
+        np.testing.assert_allclose(block.coordinates(start), block.coordinates(at_bounds), atol=1e-4)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        sweeper = Sweeper(small.specification, small.layout, small.backend)
+        state = dispersed(rng, start, sweeper)
+        current, seen = sweeper.start(state), []
+        for _ in range(40):
+            finished = sweeper.sweep(rng, current, tune=True)
+            current = sweeper.marginal.current(finished.state, finished.design)
+            seen.append(np.concatenate([block.coordinates(finished.state) for block in sweeper.blocks]))
+        assert (np.ptp(seen, axis=0) > 0.0).all()

@@ -25,7 +25,7 @@ from msrm.gp.fitted import starting_length_scale
 from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.grid import sampling_grid
-from msrm.gp.gibbs.start import balanced, state_of
+from msrm.gp.gibbs.start import balanced, state_of, within_bounds
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.likelihood import Likelihood
@@ -111,7 +111,7 @@ def sample(
     fitted = model.model_
     likelihood, _ = model.prepared(recording, reduce=True, standardization=fitted.standardization)
     specification, layout = likelihood.specification, likelihood.nodes
-    start = state_of(specification, layout, fitted.parameters)
+    start = within_bounds(specification, state_of(specification, layout, fitted.parameters))
     backend = _grid_backend(likelihood, start, _VARIATION * model.likelihood_tolerance)
     start = balanced(Sweeper(specification, layout, backend), start)
     run = SAMPLERS[sampler](model, likelihood, backend, start, asked, counts)

@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msrm.gp.data import NodeLayout, PairData
+from msrm.gp.gibbs.marginal import prior_blocks
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.parameters import Specification
 from msrm.responses import Identity
 
-__all__ = ["balanced", "state_of"]
+__all__ = ["balanced", "state_of", "within_bounds"]
 
 Array = NDArray[np.float64]
+_MARGIN = 1e-6  # of a prior's interquartile range
 
 
 def state_of(specification: Specification, layout: NodeLayout, parameters: Mapping[str, Array]) -> State:
@@ -43,6 +45,16 @@ def state_of(specification: Specification, layout: NodeLayout, parameters: Mappi
         specification.length_scale_of(parameters),
         {modality: specification.timescale_of(parameters, modality) for modality in modalities},
     )
+
+
+def within_bounds(specification: Specification, state: State) -> State:
+    """The state with free scalars strictly inside their bounds: a MAP may lie on one, where a chain would stay."""
+    for block in prior_blocks(specification, tuple(state.responses)):
+        for name, prior in zip(block.names, block.priors, strict=True):
+            margin = _MARGIN * float(np.diff(prior.quantile(np.array([0.25, 0.75])))[0])
+            inside = float(np.clip(state.parameter(name), prior.lower + margin, prior.upper - margin))
+            state = state.with_parameter(name, inside)
+    return state
 
 
 def _rows(specification: Specification, pair: PairData, parameters: Mapping[str, Array]) -> Array:
