@@ -271,6 +271,8 @@ def _check_fitted(model: Any, recording: Recording) -> None:
     """Refuse a model without a MAP, or a recording that it is not the MAP of."""
     if not hasattr(model, "model_"):
         raise ValueError("This GPMSRM is not fitted yet; call fit(recording) first: chains start from the MAP.")
+    if not isinstance(recording, Recording):
+        raise TypeError(f"sample takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
     if recording.digest() == model.recording_digest_:
         return
     people, modalities = (dict.fromkeys(names) for names in zip(*model.model_.features, strict=True))
