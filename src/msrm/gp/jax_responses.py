@@ -27,6 +27,9 @@ from msrm.responses.cells import gauss_rule, unit_gauss
 __all__ = ["RULE", "Curve", "cell_weights", "traced_curve"]
 
 RULE = gauss_rule(12)  # the rule of msrm.responses.quadrature
+_DEGREES = np.arange(RULE.order)
+_MONIC = _DEGREES**2 / (4.0 * _DEGREES**2 - 1.0)  # q_{n+1} = z q_n - [n] q_{n-1} of Legendre polynomials P_n = k_n q_n
+_FROM_MONIC = RULE.from_legendre * np.cumprod([1.0, *((2 * n - 1) / n for n in range(1, RULE.order))])[:, None]
 _TINY = 1e-300
 _EMPTY = 1e-8  # of a cell
 _TIE = 1.7e-7  # of a cell: no multiple of any clock, so that rounding cannot turn a comparison
@@ -238,11 +241,12 @@ def _weights(curve: Curve, step: float, cells: int, ahead: Array, values: Values
         measure = (end - start) * (weights * curve.power) * v ** (curve.power - 1)
     h = curve.shape(s, values) * measure
     z = 2.0 * ((ahead[..., None, None] - low - s) / step - np.arange(cells)[:, None]) - 1.0
-    previous, current, moments = jnp.zeros_like(z), jnp.ones_like(z), []
-    for n in range(RULE.order):
+    moments: list[Array] = [h.sum(-1)]
+    previous, current = jnp.ones(()), z
+    for n in range(1, RULE.order):
         moments.append((h * current).sum(-1))
-        previous, current = current, ((2 * n + 1) * z * current - n * previous) / (n + 1)
-    return curve.height(values) * (jnp.stack(moments, -1) @ RULE.from_legendre)
+        previous, current = current, z * current - float(_MONIC[n]) * previous
+    return curve.height(values) * (jnp.stack(moments, -1) @ _FROM_MONIC)
 
 
 def cell_weights(curve: Curve, step: float, cells: int, ahead: Array, values: Values) -> Array:
