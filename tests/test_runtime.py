@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from threadpoolctl import ThreadpoolController
 
 from msrm import runtime
 from msrm.runtime import doctor, facts, probe, warn
+from msrm.runtime.workers import parallel_map
 
 
 def blas_counts() -> list[int]:
@@ -445,3 +447,21 @@ class TestDoctor:
         found = {finding.topic: finding for finding in doctor.diagnose(probe=False)}
         assert found["archive"].level == "ok"
         assert str(runtime.available_cores()) in found["cores"].found
+
+
+def test_a_worker_that_is_killed_ends_the_work():
+    """The one that was started last, too, which a pool of Python does not watch until the next job."""
+
+    def kill_the_last():
+        while len(children := multiprocessing.active_children()) < 2:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        max(children, key=lambda child: child.pid).kill()
+
+    killer = threading.Thread(target=kill_the_last)
+    killer.start()
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"a worker process was ended from outside.*n_jobs"):
+        parallel_map(time.sleep, [(90.0,), (90.0,)], n_jobs=2, progress=False)
+    assert time.monotonic() - begin < 80.0
+    killer.join()

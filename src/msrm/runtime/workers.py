@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -78,10 +79,18 @@ class Workers:
         # Processes are started while jobs are handed in.
         with clean_start():
             handed_in = self._pool.map(_work, jobs)
-        with progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
-            for result in handed_in:
-                results.append(result)
-                bar.update()
+            # The pool watches a process from the next job on: without one, nobody would notice the last one's death.
+            self._pool.submit(int)
+        try:
+            with progress_bar(len(jobs), desc=desc, enabled=progress) as bar:
+                for result in handed_in:
+                    results.append(result)
+                    bar.update()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker process was ended from outside, as systems do that run out of memory. Ask for fewer "
+                "processes with n_jobs, or free memory, and start again"
+            ) from error
         return results
 
 
