@@ -1,11 +1,14 @@
 """Two grids combined against the dense likelihood of the same recording, and how they are chosen."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 import msrm
 from msrm.gp.extrapolation import Extrapolated, extrapolation_weight
-from msrm.gp.refinement import measured_error, resolved
+from msrm.gp.refinement import coarse_backend, measured_error, resolved
+from msrm.gp.statespace import StateSpace
 from msrm.latent_grid import Matern12, Matern32, Matern52
 
 RESPONSES = {
@@ -136,6 +139,31 @@ def test_the_weights_cancel_the_leading_term(matern):
     power = 2 * matern.dimension
     weight = extrapolation_weight(0.9, 0.6, matern)
     assert weight * 0.6**power + (1.0 - weight) * 0.9**power == pytest.approx(0.0, abs=1e-12)
+
+
+class StatesOnly(StateSpace):
+    """A grid without moments, as compiled ones are."""
+
+    def with_moments(self, moments: int) -> "StatesOnly":
+        return self
+
+
+def test_grids_without_moments_evaluate_each_spacing_once(sharp):
+    # On a device every spacing has shapes of its own, compiled for ten seconds and more.
+    likelihood, parameters, (value, _) = sharp
+    grid = StatesOnly(**{one.name: getattr(likelihood.backend, one.name) for one in fields(StateSpace)})
+    asked = []
+
+    def evaluated(backend):
+        asked.append((backend.step, backend.residual))
+        return likelihood.with_backend(backend).value(parameters)
+
+    assert coarse_backend(grid) is grid
+    backend, error = resolved(grid, evaluated, 0.05, extrapolate=True)
+    assert len(asked) == len(set(asked))
+    assert max(step for step, _ in asked) == grid.step
+    assert error.error <= 0.05
+    assert abs(likelihood.with_backend(backend).value(parameters) - value) < 0.1
 
 
 def test_equal_spacings_are_refused(sharp):

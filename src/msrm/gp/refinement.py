@@ -12,7 +12,7 @@ extrapolate: its error is the distance from a finer grid with one moment more.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -111,11 +111,16 @@ def measured_error(backend: Backend, value: Callable[[Backend], float]) -> Likel
 
 
 def coarse_backend(backend: Backend) -> Backend:
-    """Where a search begins: the coarsest grid with moments, or a backend without a grid of its own as it is."""
-    if not isinstance(backend, StateSpace):
+    """Where a search begins: the coarsest grid with moments, or a backend that has none as it is."""
+    if not _has_moments(backend):
         return backend
     made = backend.with_moments(1).at_step(_COARSEST * backend.step)
     return made.with_residual(made.off_grid[0])
+
+
+def _has_moments(backend: Backend) -> TypeGuard[StateSpace]:
+    """Whether cells can carry moments: compiled grids have none."""
+    return isinstance(backend, StateSpace) and backend.with_moments(1).moments == 1
 
 
 def resolved(
@@ -143,8 +148,8 @@ def resolved(
         backend = backend.coarse
     if not isinstance(backend, GridBackend):
         return backend, measured_error(backend, value)
-    if not isinstance(backend, StateSpace):
-        return _of_states(backend, value, tolerance)
+    if not _has_moments(backend):
+        return _of_states(backend, value, tolerance, pairs=extrapolate and isinstance(backend, StateSpace))
     moments = _Moments(backend, value)
     if not extrapolate:
         return _of_states(moments.states, value, tolerance)
