@@ -35,7 +35,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 def test_nuts_and_gibbs_agree(kind):
     gp, recording = tiny(**kind)
     gibbs = gp.sample(recording, chains=2, warmup=300, draws=1000, seed=3, n_jobs=1, progress=False)
-    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=80, draws=80, seed=4, progress=False)
+    nuts = gp.sample(recording, sampler="nuts", chains=2, warmup=150, draws=250, seed=4, progress=False)
     check_agreement(nuts, gibbs)
     summary = nuts.summary()
     assert summary.sampler["divergences"] == 0
