@@ -465,3 +465,17 @@ def test_a_worker_that_is_killed_ends_the_work():
         parallel_map(time.sleep, [(90.0,), (90.0,)], n_jobs=2, progress=False)
     assert time.monotonic() - begin < 80.0
     killer.join()
+
+
+def test_work_is_told_to_stop_before_it_is_waited_for(tmp_path):
+    mark = tmp_path / "running"
+    mark.touch()
+    with pytest.raises(ZeroDivisionError):
+        parallel_map(divide_or_wait, [(0, mark), (1, mark)], n_jobs=2, progress=False, stop=mark.unlink)
+
+
+def divide_or_wait(number, mark):
+    """One fails, the other goes on as long as the mark is there."""
+    while number and mark.exists():
+        time.sleep(0.05)
+    return 1 / number

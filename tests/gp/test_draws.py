@@ -301,6 +301,16 @@ def test_an_interrupted_run_resumes_bit_for_bit_and_only_itself(fitted, draws, t
     np.testing.assert_array_equal(again.posterior["noise"], draws.posterior["noise"])
 
 
+def test_a_folder_takes_one_process_at_a_time(tmp_path):
+    one, other = (DrawStore.resume(tmp_path / "d", IDENTITY) for _ in range(2))
+    with one.running():
+        with pytest.raises(RuntimeError, match=r"another process is sampling into .*d"), other.running():
+            pass
+        assert one.is_running
+    with other.running():
+        assert other.is_running
+
+
 def test_what_cannot_be_sampled_is_refused(fitted):
     model, recording = fitted
     with pytest.raises(ValueError, match="sampler must be one of 'gibbs'"):

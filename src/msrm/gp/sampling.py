@@ -178,7 +178,8 @@ class GibbsRun:
             self.specification, light, self.backend, self.start, folder, chains, warmup, draws, seed, supervised=True
         )
         jobs = [(index,) for index in range(chains)]
-        return parallel_map(run_chain, jobs, n_jobs=worker_count(n_jobs, chains), shared=(job,), progress=False)
+        workers = worker_count(n_jobs, chains)
+        return parallel_map(run_chain, jobs, n_jobs=workers, shared=(job,), progress=False, stop=store.stop)
 
     def read(self, store: DrawStore, chains: int) -> ChainDraws:
         """All chains' draws, stacked."""

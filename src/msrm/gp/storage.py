@@ -21,15 +21,34 @@ from numpy.typing import NDArray
 
 from msrm.sealed import replacing
 
+try:
+    import fcntl
+except ImportError:  # Windows has none, and there nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["ChainStore", "Checkpoint", "DrawStore", "differences", "generator_from_state", "generator_state"]
 
 FLUSH_SECONDS = 20.0  # between blocks of draws
 PROGRESS_SECONDS = 1.0  # between a chain's words on how far it is
-_RUNNING = "running"
+_RUNNING, _LOCK = "running", "lock"
 _PROGRESS = "progress.json"
 _FORMAT = 1
 _BLOCK_NAME = re.compile(r"draws-(\d{9})\.npz")
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes; a process that dies lets go of it."""
+    with (folder / _LOCK).open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"another process is sampling into {folder}. Wait for it, or give another path"
+                ) from None
+        yield
 
 
 def generator_state(rng: np.random.Generator) -> NDArray[np.uint64]:
@@ -316,12 +335,18 @@ class DrawStore:
         """Chains of the folder run while the block does: they stop, their draws on disk, when its mark is gone.
 
         A mark that is removed also stops them on a full disk, where none could be made.
+
+        Raises
+        ------
+        RuntimeError
+            When another process has its chains running there.
         """
-        (self.folder / _RUNNING).touch()
-        try:
-            yield
-        finally:
-            self.stop()
+        with _only_one(self.folder):
+            (self.folder / _RUNNING).touch()
+            try:
+                yield
+            finally:
+                self.stop()
 
     def remove(self) -> None:
         """Delete the folder: its draws are archived."""

@@ -102,10 +102,19 @@ def parallel_map(
     shared: tuple[Any, ...] = (),
     desc: str = "",
     progress: bool | None = None,
+    stop: Callable[[], None] | None = None,
 ) -> list[Any]:
-    """``[function(*shared, *job) for job in jobs]`` by :class:`Workers` that end with it."""
+    """``[function(*shared, *job) for job in jobs]`` by :class:`Workers` that end with it.
+
+    ``stop`` tells jobs to end when one of them failed or this process was interrupted: all are waited for.
+    """
     with Workers(function, n_jobs=worker_count(n_jobs, len(jobs)), shared=shared) as workers:
-        return workers.map(jobs, desc=desc, progress=progress)
+        try:
+            return workers.map(jobs, desc=desc, progress=progress)
+        except BaseException:
+            if stop is not None:
+                stop()
+            raise
 
 
 # A forked child of a process with BLAS or JAX threads can deadlock; a spawned one starts clean.

@@ -119,7 +119,7 @@ class NutsRun:
                 return run_together(job, chains)
         workers = worker_count(n_jobs, chains) if self.settings.chain_method == "processes" else 1
         jobs = [(index,) for index in range(chains)]
-        return parallel_map(run_chain, jobs, n_jobs=workers, shared=(job,), progress=False)
+        return parallel_map(run_chain, jobs, n_jobs=workers, shared=(job,), progress=False, stop=store.stop)
 
     def read(self, store: DrawStore, chains: int) -> ChainDraws:
         """All chains' draws, stacked."""
