@@ -139,3 +139,14 @@ def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     with pytest.raises(ValueError, match="by must be one of 'run', 'participant', 'fold', found 'day'"):
         msrm.sample_runs(recording_of(), model_of(), path="x", by="day")
+    with pytest.raises(TypeError, match="sample_runs takes a GPMSRM, got RMSRM"):
+        msrm.sample_runs(recording_of(), msrm.RMSRM(responses={"rating": msrm.Identity()}), path="x")
+    with pytest.raises(ValueError, match="by='fold' leaves out one run in turn and needs at least 2, found run-1"):
+        msrm.sample_runs(recording_of().select(runs=["run-1"]), model_of(), path="x", by="fold")
+    monkeypatch.setattr(runs_module, "visible_gpus", list)
+    with pytest.raises(RuntimeError, match=r"devices=\[0\]: no NVIDIA card is visible"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", devices=[0])
+    monkeypatch.setattr(runs_module, "visible_gpus", lambda: ["one card"])
+    for devices in ([], [1]):
+        with pytest.raises(ValueError, match="devices must be some of 0 to 0"):
+            msrm.sample_runs(recording_of(), model_of(), path="x", devices=devices)

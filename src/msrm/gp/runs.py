@@ -14,7 +14,7 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -24,16 +24,19 @@ from urllib.parse import quote
 import numpy as np
 import xarray as xr
 
-from msrm import __version__, archive
+from msrm import __version__
 from msrm.evaluation.holdout import make_folds
 from msrm.evaluation.report import clone
 from msrm.gp.draws import Draws
+from msrm.gp.estimator import GPMSRM
+from msrm.gp.run_draws import RunDraws
 from msrm.gp.sampling import sample
 from msrm.gp.storage import differences
 from msrm.gp.tree import model_arguments
 from msrm.recording import Recording
 from msrm.runtime import blas_threads
 from msrm.runtime import progress as progress_bar
+from msrm.runtime.warn import visible_gpus
 from msrm.runtime.workers import accept_interrupts, clean_start, worker_count
 from msrm.sealed import replacing
 
@@ -43,53 +46,6 @@ BY = ("run", "participant", "fold")
 _TOLD = ("mean", "sd", "q5", "median", "q95", "ess_bulk", "r_hat")
 _PER_CHANNEL = ("offset[", "loading_norm2[")  # too many for a table of groups
 _STOP_SECONDS = 20.0
-
-
-@dataclass(frozen=True, eq=False)
-class RunDraws(Mapping[str, Draws]):
-    """The posteriors of all groups: ``result["run-1"]`` opens a group's draws.
-
-    Attributes
-    ----------
-    table : Dataset
-        By ``group``: ``converged``, ``r_hat`` (largest), ``ess`` (smallest, bulk or tail), ``slowest`` (its quantity),
-        ``seconds``, ``archive``, ``verdict``; ``problem`` is empty unless the group failed.
-    quantities : Dataset
-        By ``group`` and ``quantity``: mean, sd, q5, median, q95, ess_bulk, r_hat of everything but single features.
-    """
-
-    table: xr.Dataset
-    quantities: xr.Dataset
-
-    def __getitem__(self, group: str) -> Draws:
-        if group not in self.table["group"]:
-            raise KeyError(f"no group {group!r}; there are {', '.join(self.table['group'].values)}")
-        row = self.table.sel(group=group)
-        if str(row["problem"].item()):
-            raise ValueError(f"{group} failed: {row['problem'].item()}")
-        return archive.open_fit(str(row["archive"].item()))
-
-    def __iter__(self) -> Iterator[str]:
-        return (str(name) for name in self.table["group"].values if name not in self.failed)
-
-    def __len__(self) -> int:
-        return self.table.sizes["group"] - len(self.failed)
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """What went wrong, by group."""
-        told = zip(self.table["group"].values, self.table["problem"].values, strict=True)
-        return {str(group): str(problem) for group, problem in told if problem}
-
-    def __str__(self) -> str:
-        rows, width = self.table, max(len(str(name)) for name in self.table["group"].values)
-        lines = [f"{'':{width}}  {'R-hat':>6} {'ESS':>7} {'time':>8}"]
-        for i, name in enumerate(rows["group"].values):
-            own = {key: rows[key].values[i] for key in rows.data_vars}
-            numbers = f"{own['r_hat']:6.3f} {own['ess']:7.0f} {own['seconds']:6.0f} s"
-            told = str(own["problem"]) or str(own["verdict"]).splitlines()[0]
-            lines.append(f"{name!s:{width}}  {numbers}  {told}")
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,24 +153,48 @@ def sample_runs(
     ------
     FileExistsError
         When the folder holds archives of these groups and `resume` is not set.
+    TypeError
+        For an estimator that is no GPMSRM.
+    RuntimeError
+        For `devices` where no card is visible.
     ValueError
-        For another `by`, archives in the folder that belong to other data or settings (every difference named), or that
+        For another `by`, devices that are not there, a fold of the only run, archives in the folder that belong to
+        other data or settings (every difference named), or that
         have more `draws`, or fewer and no blocks to extend.
     KeyboardInterrupt
         On Ctrl-C; finished archives and blocks stay, `resume` goes on.
     """
     if by not in BY:
         raise ValueError(f"by must be one of {', '.join(map(repr, BY))}, found {by!r}.")
+    if not isinstance(estimator, GPMSRM):
+        raise TypeError(
+            f"sample_runs takes a GPMSRM, got {type(estimator).__name__}, which has no posterior to sample."
+        )
+    _check_devices(devices)
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed, **settings}
     groups = [
         _Group(name, part, estimator, sampling, folder, keep_blocks) for name, part in _parts(recording, by).items()
     ]
+    folder.mkdir(parents=True, exist_ok=True)
     waiting = [group for group in groups if not _is_finished(group, resume=resume)]
-    slots: list[int | None] = list(devices) if devices else [None] * worker_count(n_jobs, len(groups))
+    slots: list[int | None] = list(devices) if devices is not None else [None] * worker_count(n_jobs, len(groups))
     problems = _run(waiting, slots, progress)
     return _collected(groups, problems)
+
+
+def _check_devices(devices: Sequence[int] | None) -> None:
+    """Refuse CUDA devices that are not there: nothing that was asked for a card runs on the CPU."""
+    if devices is None:
+        return
+    cards = visible_gpus()
+    if not cards:
+        raise RuntimeError(
+            f"devices={list(devices)}: no NVIDIA card is visible to this process. Look at: nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES, JAX_PLATFORMS; without devices groups run on the CPU."
+        )
+    if not devices or not set(devices) <= set(range(len(cards))):
+        raise ValueError(f"devices must be some of 0 to {len(cards) - 1}, found {list(devices)}.")
 
 
 def _parts(recording: Recording, by: str) -> dict[str, Recording]:
@@ -222,6 +202,10 @@ def _parts(recording: Recording, by: str) -> dict[str, Recording]:
         return {run: recording.select(runs=[run]) for run in recording.runs}
     if by == "participant":
         return {person: recording.select(participants=[person]) for person in recording.participants}
+    if len(recording.runs) < 2:
+        raise ValueError(
+            f"by='fold' leaves out one run in turn and needs at least 2, found {', '.join(recording.runs)}."
+        )
     return {f"without {fold.name}": fold.training(recording) for fold in make_folds(recording, "runs")}
 
 
