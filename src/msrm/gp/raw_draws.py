@@ -201,7 +201,10 @@ class RawDraws:
         """What turns a pair's rows back into raw features."""
         if key not in self.rows:
             known = ", ".join(f"{p}/{m}" for p, m in self.rows)
-            raise ValueError(f"{key[0]}/{key[1]} is not in the draws, which have {known}")
+            raise ValueError(
+                f"{key[0]}/{key[1]} is not in the draws, which have {known}; someone whom calibrate added has "
+                f"ensemble.parameters['loading/{key[0]}/{key[1]}'], a loading for each member"
+            )
         if key not in self.pairs:
             raise ValueError(
                 f"Raw features of {key[0]}/{key[1]} need the recording: the archive was saved without its bases. "
