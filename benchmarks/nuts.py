@@ -6,7 +6,7 @@
 The clock starts with the recording in memory: MAP, whitening, compilation, warm-up, draws and the result's assembly
 count. The figure is the smallest bulk ESS over the log likelihood, all noise variances, offsets, squared loading norms
 and response parameters, divided by it. The peer's own note gives 0.005 for its NUTS on such a recording (2,914 s, every
-tree saturated); its timing script has no sampler, so it is not run here.
+tree saturated); benchmarks/peer_nuts.py runs it until a limit.
 """
 
 import argparse
