@@ -1,12 +1,33 @@
 """Recordings small enough for NUTS in a test, and what its draws and the Gibbs sampler's are compared on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import xarray as xr
 from scipy import stats
 
 import msrm
+from msrm.gp.nuts.chains import _Chain
+
+
+@contextmanager
+def interrupted_after(steps: int) -> Iterator[None]:
+    """Ctrl-C once all chains of the block together have made so many steps."""
+    taken, left = _Chain.take, steps
+
+    def take(chain: _Chain, state: Any) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        taken(chain, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Chain, "take", take)
+        yield
 
 
 def tiny(*, n_factors: int = 1, missing: float = 0.0, runs: int = 1, likelihood: str = "statespace") -> Any:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from gibbs_problems import Problem, problem
 from gp_oracles import IMPULSE, finite_difference, gaussian_functional, gp_log_likelihood
-from nuts_problems import tiny
+from nuts_problems import interrupted_after, tiny
 from scipy import stats
 
 import msrm
 from msrm.gp.dense import Dense
 from msrm.gp.gibbs.start import state_of
-from msrm.gp.nuts.chains import STATISTICS, NutsJob, _Chain, run_chain
+from msrm.gp.nuts.chains import STATISTICS, NutsJob, run_chain
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.density import Density
 from msrm.gp.nuts.gauge import pivot_rows
@@ -295,21 +295,11 @@ def once_more(job: NutsJob, folder: Path) -> NutsJob:
     return again
 
 
-def test_an_interrupted_chain_continues_bit_for_bit(finished, tmp_path, monkeypatch):
+def test_an_interrupted_chain_continues_bit_for_bit(finished, tmp_path):
     wanted, job = DrawStore(finished.folder).chain(0).read(), once_more(finished, tmp_path / "parts")
-    taken = _Chain.take
     for steps in (3, 5, 2):  # in warm-up, across its end, among draws
-        left = [steps]
-
-        def take(chain: _Chain, state: Any, left: list[int] = left) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            taken(chain, state)
-
-        monkeypatch.setattr(_Chain, "take", take)
-        run_chain(job, 0)
-    monkeypatch.setattr(_Chain, "take", taken)
+        with interrupted_after(steps):
+            run_chain(job, 0)
     assert run_chain(job, 0) == 5
     found = DrawStore(job.folder).chain(0).read()
     assert found.keys() == wanted.keys() > set(STATISTICS)

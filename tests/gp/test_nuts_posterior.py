@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import xarray as xr
 from laplace_oracle import check_moments, laplace_problem
-from nuts_problems import check_agreement, tiny
+from nuts_problems import check_agreement, interrupted_after, tiny
 
 import msrm
 from msrm.gp.gibbs.start import state_of
-from msrm.gp.nuts.chains import _Chain, run_together
+from msrm.gp.nuts.chains import run_together
 from msrm.gp.nuts.sampler import NutsRun
 from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.storage import DrawStore
@@ -85,7 +85,7 @@ def test_chains_that_are_extended_keep_every_bit_and_do_not_deadlock(tmp_path, w
 
 
 @pytest.mark.timeout(1200)
-def test_chains_in_step_continue_bit_for_bit_when_one_is_ahead(tmp_path, monkeypatch):
+def test_chains_in_step_continue_bit_for_bit_when_one_is_ahead(tmp_path):
     gp, recording = tiny()
     likelihood, _ = gp.prepared(recording, reduce=True)
     start = state_of(likelihood.specification, likelihood.nodes, gp.model_.parameters)
@@ -95,19 +95,9 @@ def test_chains_in_step_continue_bit_for_bit_when_one_is_ahead(tmp_path, monkeyp
     assert run_together(job, 2) == [4, 4]
     again = run.job(DrawStore.create(tmp_path / "parts", {}), **options)
     again.__dict__["kernel"] = job.kernel
-    taken = _Chain.take
     for steps in (3, 5, 4):  # the first chain is a step ahead in warm-up and among draws; then both stand alike
-        left = [steps]
-
-        def take(chain: _Chain, state: Any, left: list[int] = left) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            taken(chain, state)
-
-        monkeypatch.setattr(_Chain, "take", take)
-        run_together(again, 2)
-    monkeypatch.setattr(_Chain, "take", taken)
+        with interrupted_after(steps):
+            run_together(again, 2)
     assert run_together(again, 2) == [4, 4]
     for index in range(2):
         wanted, found = (DrawStore(one.folder).chain(index).read() for one in (job, again))

@@ -86,8 +86,7 @@ class NativeGibbsRun:
 
     def read(self, store: DrawStore, chains: int) -> ChainDraws:
         """All chains' draws, stacked."""
-        parts = [store.chain(index).read() for index in range(chains)]
-        arrays = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        arrays = store.read(chains)
         stats = {name: arrays.pop(name) for name in ("acceptance", "latent_power")}
         labels = [block.label for block in Sweeper(self.specification, self.layout, self.backend).blocks]
         return ChainDraws(arrays, stats, {"acceptance": labels})
