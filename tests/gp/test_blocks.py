@@ -12,9 +12,8 @@ SOLVERS = {
     "sequential": Sequential(chunk=4),
     "one chunk": Sequential(chunk=100),
     "parallel": Parallel(),
-    "unrolled": Parallel(root=1, tail=0),
-    "rolled": Parallel(root=1, tail=31),
-    "dense root": Parallel(root=7, tail=15, triangle=3),
+    "to the last block": Parallel(root=1),
+    "dense root": Parallel(root=7, triangle=3),
 }
 
 
@@ -39,9 +38,9 @@ def blocks_of(dense, count, order):
 
 
 # Compiling is what takes the time (4 s of one core each), so a few cases stand for the rest in every run.
-QUICK = [("sequential", 6), ("sequential", 1), ("parallel", 2), ("parallel", 33), ("unrolled", 8)]
-CASES = [(name, count) for name in ("sequential", "parallel", "unrolled", "rolled") for count in (1, 6, 33)]
-CASES += [("one chunk", 5), ("dense root", 40), ("rolled", 31)]
+QUICK = [("sequential", 6), ("sequential", 1), ("parallel", 2), ("parallel", 33), ("to the last block", 8)]
+CASES = [(name, count) for name in ("sequential", "parallel", "to the last block") for count in (1, 6, 33)]
+CASES += [("one chunk", 5), ("dense root", 40)]
 CASES = QUICK + [pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK]
 
 
@@ -86,9 +85,7 @@ def dense_value(diagonal, lower, right):
     return 0.5 * (flat @ jnp.linalg.solve(matrix, flat) - jnp.linalg.slogdet(matrix)[1])
 
 
-BOTH = pytest.mark.parametrize(
-    "solver", [Sequential(chunk=4), Parallel(root=1, tail=7)], ids=["sequential", "parallel"]
-)
+BOTH = pytest.mark.parametrize("solver", [Sequential(chunk=4), Parallel(root=1)], ids=["sequential", "parallel"])
 
 
 @pytest.mark.slow
@@ -234,11 +231,9 @@ def test_no_recompilation_for_new_numbers():
     assert len(set(values)) == 3
 
 
-def test_sizes_must_be_one_less_than_a_power_of_two():
-    with pytest.raises(ValueError, match="root must be one less than a power of two and at least 1, found 4"):
-        Parallel(root=4)
-    with pytest.raises(ValueError, match="tail must be one less than a power of two and at least 0, found 30"):
-        Parallel(tail=30)
+def test_one_block_at_least_is_left():
+    with pytest.raises(ValueError, match="root must be at least 1, found 0"):
+        Parallel(root=0)
 
 
 @pytest.mark.parametrize(("order", "leaf"), [(7, 3), (12, 5), (16, 4), (5, 8)])

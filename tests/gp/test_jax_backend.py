@@ -84,7 +84,7 @@ CASES = {
     "gammas": (("brain", "pulse", "haemodynamic"), {"solver": "parallel"}, {}),
     "Matern-1/2": (("brain", "physiology"), {"solver": "sequential"}, {"matern": Matern12()}),
     "Matern-5/2": (("brain", "physiology"), {"solver": "parallel"}, {"matern": Matern52()}),
-    "five factors": (("brain", "rating"), {"solver": Parallel(root=1, tail=0)}, {"factors": 5}),
+    "five factors": (("brain", "rating"), {"solver": Parallel(root=1)}, {"factors": 5}),
     "one factor": (("rating", "physiology"), {"solver": Sequential(chunk=2)}, {"factors": 1}),
 }
 QUICK = {"impulses and a lag", "residual variances"}

@@ -3,21 +3,20 @@
 A level factorizes blocks 0, 2, 4, ... at once and folds them into their neighbours 1, 3, 5, ..., so n blocks take
 log2(n) levels. On an accelerator the time goes into the number of kernels, not into the arithmetic: a level is one
 batched Cholesky, one batched triangular inverse and three batched products, and the last blocks are one dense
-factorization. Levels of few blocks run in a rolled loop over one shape, filled up with unit blocks, which keeps
-compilation short. With F = L^-1 [A_il, A_ir] for an eliminated block i between the kept l and r, and S the inverse:
+factorization. With F = L^-1 [A_il, A_ir] for an eliminated block i between the kept l and r, and S the inverse:
 
     A'_ll, A'_rl, A'_rr  -=  F' F,      [S_il, S_ir] = -L^-T F [[S_ll, S_lr], [S_rl, S_rr]],
     S_ii = L^-T L^-1 - [S_il, S_ir] (L^-T F)',      x_i = L^-T (y_i - F [x_l; x_r])
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from msrm.gp.blocks import inverse_factor, pad, pad_identity, transposed
+from msrm.gp.blocks import inverse_factor, pad, transposed
 
 __all__ = ["CyclicFactor", "Parallel"]
 
@@ -46,11 +45,10 @@ class CyclicFactor:
     """
 
     levels: tuple[_Level, ...]
-    tail: _Level | None  # the rolled levels, stacked
     root: _Level
     log_determinant: Array
     quadratic: Array
-    counts: tuple[int, ...] = field(metadata={"static": True})  # blocks at each unrolled level, then into the tail
+    order: int = field(metadata={"static": True})  # of a block
 
 
 def _interleave(even: Array, odd: Array) -> Array:
@@ -114,13 +112,6 @@ def _dense(diagonal: Array, lower: Array) -> Array:
     return jnp.concatenate(rows, -2)
 
 
-def _filled(system: _System, full: int) -> _System:
-    """The system with unit blocks at its end, up to `full` blocks."""
-    diagonal, lower, right = system
-    missing = full - diagonal.shape[0]
-    return pad_identity(diagonal, full), pad(lower, 0, full - 1 - lower.shape[0]), pad(right, 0, missing)
-
-
 @dataclass(frozen=True)
 class Parallel:
     """Block cyclic reduction (a `msrm.gp.blocks.Solver`).
@@ -128,9 +119,7 @@ class Parallel:
     Parameters
     ----------
     root : int
-        At most this many blocks, one less than a power of two, are left to one dense factorization.
-    tail : int
-        From at most this many blocks on, one less than a power of two, levels run in a rolled loop; 0 rolls none.
+        At most this many blocks are left to one dense factorization.
     leaf : int or None
         Blocks of a larger order are factorized by halves; None factorizes whole.
     triangle : int or None
@@ -138,70 +127,34 @@ class Parallel:
     """
 
     root: int = 3
-    tail: int = 31
     leaf: int | None = 192
     triangle: int | None = 36
 
     def __post_init__(self) -> None:
-        for name, value, least in (("root", self.root, 1), ("tail", self.tail, 0)):
-            if value < least or value & (value + 1):
-                raise ValueError(f"{name} must be one less than a power of two and at least {least}, found {value}.")
-
-    def _plan(self, count: int) -> tuple[tuple[int, ...], int]:
-        """Blocks at each unrolled level and after them, and the levels of the rolled loop that follows."""
-        counts = [count]
-        while counts[-1] > self.root:
-            rolled = counts[-1].bit_length() - self.root.bit_length()
-            if counts[-1] <= self.tail and rolled > 1:
-                return tuple(counts), rolled
-            counts.append(counts[-1] // 2)
-        return tuple(counts), 0
+        if self.root < 1:
+            raise ValueError(f"root must be at least 1, found {self.root}.")
 
     def forward(self, diagonal: Array, lower: Array, right: Array) -> CyclicFactor:
         """Factorize and whiten; see `msrm.gp.blocks.Solver`."""
-        counts, rolled = self._plan(diagonal.shape[0])
-        levels, tail = [], None
+        levels = []
         log_determinant, quadratic = jnp.zeros(()), jnp.zeros(right.shape[-1])
-        for _ in counts[1:]:
+        while len(diagonal) > self.root:
             (diagonal, lower, right), level, logs = _eliminate(diagonal, lower, right, self.leaf, self.triangle)
             levels.append(level)
             log_determinant, quadratic = log_determinant + logs, quadratic + (level.whitened**2).sum((0, 1))
-        if rolled:
-            full = 2 ** counts[-1].bit_length() - 1
-
-            def step(carry: _System, _: None) -> Any:
-                kept, level, logs = _eliminate(carry[0], carry[1], carry[2], self.leaf, self.triangle)
-                return _filled(kept, full), (level, logs)
-
-            start = _filled((diagonal, lower, right), full)
-            filled, (tail, each) = jax.lax.scan(step, start, None, length=rolled)
-            logs = each.sum()
-            left = 2 ** (counts[-1].bit_length() - rolled) - 1
-            diagonal, lower, right = filled[0][:left], filled[1][: left - 1], filled[2][:left]
-            log_determinant, quadratic = log_determinant + logs, quadratic + (tail.whitened**2).sum((0, 1, 2))
         inverse, logs = inverse_factor(_dense(diagonal, lower), None, self.triangle)
         whitened = inverse @ right.reshape(-1, right.shape[-1])
         root = _Level(inverse[None], jnp.zeros((1, len(inverse), 0)), whitened[None])
-        return CyclicFactor(tuple(levels), tail, root, log_determinant + logs, quadratic + (whitened**2).sum(0), counts)
+        order = diagonal.shape[-1]
+        return CyclicFactor(tuple(levels), root, log_determinant + logs, quadratic + (whitened**2).sum(0), order)
 
     def backward(self, factor: CyclicFactor) -> tuple[Array, Array, Array]:
         """Solution and selected inverse; see `msrm.gp.blocks.Solver`."""
-        order = _order(factor)
-        inverse = factor.root.inverse[0]
+        inverse, order = factor.root.inverse[0], factor.order
         count = len(inverse) // order
         blocks = (inverse.T @ inverse).reshape(count, order, count, order).swapaxes(1, 2)
         own, below = jnp.arange(count), jnp.arange(1, count)
         diagonal, lower = blocks[own, own], blocks[below, below - 1]
-        if factor.tail is not None:
-            kept = factor.tail.inverse.shape[1] - 1
-
-            def step(carry: Any, level: _Level) -> Any:
-                return _expand_inverse(level, carry[0][:kept], carry[1][: kept - 1]), None
-
-            full = 2 * kept + 1
-            start = pad_identity(diagonal, full), pad(lower, 0, full - 1 - lower.shape[0])
-            (diagonal, lower), _ = jax.lax.scan(step, start, factor.tail, reverse=True)
-            diagonal, lower = diagonal[: factor.counts[-1]], lower[: factor.counts[-1] - 1]
         for level in reversed(factor.levels):
             diagonal, lower = _expand_inverse(level, diagonal, lower)
         zeros = jnp.zeros((*diagonal.shape[:2], factor.root.whitened.shape[-1]))
@@ -213,32 +166,9 @@ class Parallel:
         for _ in factor.levels:
             by_level.append(normals[0::2])
             normals = normals[1::2]
-        stacked = None
-        if factor.tail is not None:
-            rolled, eliminated = factor.tail.inverse.shape[:2]
-            normals = pad(normals, 0, 2 * eliminated - 1 - normals.shape[0])
-            parts = []
-            for _ in range(rolled):
-                parts.append(pad(normals[0::2], 0, eliminated - (normals.shape[0] + 1) // 2))
-                normals = normals[1::2]
-            stacked = jnp.stack(parts)
         root = factor.root
         flat = root.inverse[0].T @ (root.whitened[0] + normals.reshape(root.inverse.shape[1], -1))
-        solution = flat.reshape(-1, _order(factor), flat.shape[-1])
-        if factor.tail is not None:
-
-            def step(carry: Array, level: Any) -> Any:
-                return _expand(level[0], carry[: eliminated - 1], level[1]), None
-
-            start = pad(solution, 0, 2 * eliminated - 1 - solution.shape[0])
-            solution, _ = jax.lax.scan(step, start, (factor.tail, stacked), reverse=True)
-            solution = solution[: factor.counts[-1]]
+        solution = flat.reshape(-1, factor.order, flat.shape[-1])
         for level, normal in zip(reversed(factor.levels), reversed(by_level), strict=True):
             solution = _expand(level, solution, normal)
         return solution
-
-
-def _order(factor: CyclicFactor) -> int:
-    """Order of a block."""
-    level = factor.levels[0] if factor.levels else factor.tail
-    return factor.root.inverse.shape[1] // factor.counts[-1] if level is None else level.inverse.shape[-1]

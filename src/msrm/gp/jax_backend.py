@@ -30,7 +30,7 @@ from msrm.nodes import Evidence, GroupStatistics
 
 __all__ = ["SOLVERS", "NativeLikelihood", "NativeStateSpace"]
 
-SOLVERS: dict[str, Solver] = {"parallel": Parallel(tail=0), "sequential": Sequential()}
+SOLVERS: dict[str, Solver] = {"parallel": Parallel(), "sequential": Sequential()}
 Values = Mapping[str, Mapping[str, float]]
 
 

@@ -25,6 +25,7 @@ from msrm.gp.gibbs import moves
 from msrm.gp.gibbs.chains import record
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
+from msrm.gp.jax_settings import compiler_options
 from msrm.gp.nuts.density import Density, runs_compiled
 from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.nuts.start import Beginning
@@ -101,9 +102,10 @@ class _Kernel:
         self._start, self._next = hmc(potential_fn_gen=self.density.potential, algo="NUTS")
         self.arguments = self.density.data, jax.tree.map(jnp.asarray, self.beginning.whitening)
         # NumPyro's step uses the settings of the start before it, so that resumed chains are started as well.
-        self._first = jax.jit(self._begun)
-        self.step = jax.jit(lambda state, arguments: self._next(state, arguments))
-        self.step_all = jax.jit(jax.vmap(self._next, in_axes=(0, None)))
+        options = compiler_options()
+        self._first = jax.jit(self._begun, compiler_options=options)
+        self.step = jax.jit(lambda state, arguments: self._next(state, arguments), compiler_options=options)
+        self.step_all = jax.jit(jax.vmap(self._next, in_axes=(0, None)), compiler_options=options)
 
     def first(self, index: int) -> Any:
         """State of a chain before its first step."""

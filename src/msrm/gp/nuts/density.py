@@ -15,6 +15,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from msrm.gp.jax_backend import NativeLikelihood
+from msrm.gp.jax_settings import compiler_options
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.host import HostLikelihood
@@ -63,7 +64,7 @@ class Density:
         else:
             self.host = host = HostLikelihood(likelihood)
             self._log_likelihood = lambda data, packed: host.log_likelihood(packed)
-        self._compiled = jax.jit(jax.value_and_grad(self.log_density))
+        self._compiled = jax.jit(jax.value_and_grad(self.log_density), compiler_options=compiler_options())
         self._parts = jax.jit(jax.vmap(lambda x: (coordinates.packed(x), coordinates.log_prior(x))))
 
     def log_density(self, x: Array, data: Any) -> Array:
