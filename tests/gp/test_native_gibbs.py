@@ -8,16 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gibbs_problems import problem
-from scipy.stats import kstest
+from scipy import stats
 
 from msrm.diagnostics import block_statistics
 from msrm.gp.cyclic import Parallel
 from msrm.gp.gibbs import native as native_module
 from msrm.gp.gibbs.chains import record
 from msrm.gp.gibbs.compiled import unsupported
+from msrm.gp.gibbs.marginal import prior_blocks
 from msrm.gp.gibbs.native import NativeGibbsRun
 from msrm.gp.gibbs.native_data import ChainState, Stack
 from msrm.gp.gibbs.native_moves import _bartlett, draw_noise, draw_rows, haar, scale_density, stretched
+from msrm.gp.gibbs.native_proposals import ROOM, Tuning, suggested
 from msrm.gp.gibbs.native_sweep import NativeSweeper
 from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.storage import DrawStore
@@ -195,7 +197,7 @@ def test_the_null_factor_is_wishart(count):
     assert np.abs((gram.mean(0) - count * np.eye(3)) / (gram.std(0) / np.sqrt(draws))).max() < 5.0
     # Any diagonal entry of a Wishart matrix is chi-square, and of the first column too where the rank is full.
     for place in range(3):
-        assert kstest(gram[:, place, place], "chi2", (count,)).pvalue > 1e-4
+        assert stats.kstest(gram[:, place, place], "chi2", (count,)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("count", "squares"), [(6.0, 2.0), (4000.0, 9000.0), (50.0, 1e-6)])
@@ -208,7 +210,7 @@ def test_noise_has_its_exact_conditional(count, squares):
     u = np.linspace(found.min() - 1.0, found.max() + 1.0, 200_001)
     logs = -0.5 * count * u - 0.5 * squares * np.exp(-u) - 0.5 * ((u + 0.5) / 0.6) ** 2
     cumulative = np.cumsum(np.exp(logs - logs.max()))
-    assert kstest(np.interp(found, u, cumulative / cumulative[-1]), "uniform").pvalue > 1e-4
+    assert stats.kstest(np.interp(found, u, cumulative / cumulative[-1]), "uniform").pvalue > 1e-4
 
 
 def test_rotations_are_orthogonal_and_haar():
@@ -216,7 +218,7 @@ def test_rotations_are_orthogonal_and_haar():
     np.testing.assert_allclose(turns @ turns.transpose(0, 2, 1), np.broadcast_to(np.eye(3), turns.shape), atol=1e-14)
     # An entry of a Haar matrix of order 3 is uniform on [-1, 1].
     for i in range(3):
-        assert kstest(turns[:, i, 2 - i], "uniform", (-1.0, 2.0)).pvalue > 1e-4
+        assert stats.kstest(turns[:, i, 2 - i], "uniform", (-1.0, 2.0)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -270,11 +272,40 @@ def stand_in(self):
             "latent_power": wave,
             "acceptance": np.repeat(wave[..., None], len(tunings), axis=-1),
             "independent": np.zeros((*wave.shape, len(tunings)), bool),
-            "outgrown": np.full(wave.shape, float(self.room < 2.0 and int(first) >= 30)),
+            "outgrown": np.full(wave.shape, float(self.room < 1.7 * ROOM and int(first) >= 30)),
             "walks": np.stack([np.stack([wave, numbers + 0 * wave], -1)] * len(tunings), axis=2),
         }
 
     return sweeps
+
+
+def test_independence_proposals_stay_within_the_first_windows_to_and_from():
+    block = prior_blocks(problem().specification, ("brain", "skin", "rating"))[-1]
+    assert block.names == ("response/rating/width", "response/rating/lag")
+    at = float(np.exp(-0.5))
+    spread = jnp.array([0.3, 0.01])
+    mean, fitted, share = jnp.array([-0.5, 0.0]), jnp.asarray(True), jnp.asarray(0.5)
+    tuning = Tuning(jnp.diag(spread), jnp.diag(1.0 / spread), mean, fitted, share)
+
+    def length(responses):
+        return responses["rating"]["width"] / at
+
+    def found(width):
+        here = {"rating": {"width": jnp.asarray(width), "lag": jnp.asarray(0.0)}}
+        keys = jax.random.split(jax.random.key(2), 4000)
+        there, ratio, independent = jax.vmap(lambda key: suggested(block, length, key, here, tuning, 0.0))(keys)
+        made = np.isfinite(ratio)
+        return np.asarray(there["rating"]["width"])[made], np.asarray(independent), made
+
+    there, independent, made = found(at)
+    assert there[independent[made]].max() <= ROOM * at < there[~independent[made]].max()
+    # Turned down are those above the windows, and those below the prior's bound.
+    expected = stats.t(5).sf(np.log(ROOM) / 0.3) + stats.t(5).cdf((np.log(0.3) + 0.5) / 0.3)
+    assert abs((~made[independent]).mean() - expected) < 5.0 * np.sqrt(expected / independent.sum())
+    # From outside nothing of the kind is made: the way back would be missing. Walks are.
+    there, independent, made = found(1.1 * ROOM * at)
+    assert not made[independent].any()
+    assert made[~independent].mean() > 0.5
 
 
 def test_the_host_loop_tunes_writes_grows_and_resumes(tmp_path, monkeypatch):
@@ -289,7 +320,7 @@ def test_the_host_loop_tunes_writes_grows_and_resumes(tmp_path, monkeypatch):
     given = problem(residual=False, skin=False, rows=(6, 7))
     whole = native_chains(given, tmp_path / "whole", chains=2, warmup=41, draws=60)
     # The window was too short from sweep 30 on: made again with more room, nothing of it kept.
-    assert rooms == [1.25, 1.25 * 1.5, 1.25 * 1.5**2]
+    assert rooms == [ROOM, ROOM * 1.5, ROOM * 1.5**2]
     assert whole["noise"].shape == (2, 60, len(given.state.noise))
     assert {f"rows.{place}" for place in range(len(given.state.rows))} < whole.keys()
     np.testing.assert_array_equal(whole["log_likelihood_marginal"][1], np.sin(41 + np.arange(60) + 1))

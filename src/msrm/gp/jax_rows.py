@@ -199,6 +199,11 @@ class CurveRows:
             "last_block": (chain.first + np.array(chain.blocks) - 1)[run_of],
         }
 
+    def support_length(self, values: Mapping[str, Any]) -> Array:
+        """Seconds from the support's start to its end."""
+        low, high = self.curve.support(dict(self.fixed) | dict(values))
+        return high - low
+
     def __call__(self, data: Data, values: Mapping[str, Any], x: Any) -> WindowRows:
         values = dict(self.fixed) | dict(values)
         low, high = self.curve.support(values)

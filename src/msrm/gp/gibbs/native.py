@@ -22,7 +22,7 @@ from msrm.gp.data import NodeLayout
 from msrm.gp.gibbs.chains import WINDOWS, dispersed
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native_data import ChainState
-from msrm.gp.gibbs.native_proposals import Tuning
+from msrm.gp.gibbs.native_proposals import ROOM, Tuning
 from msrm.gp.gibbs.native_sweep import NativeSweeper
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import State
@@ -35,7 +35,7 @@ from msrm.gp.storage import FLUSH_SECONDS, DrawStore
 __all__ = ["NativeGibbsRun"]
 
 _SWEEPS = 25  # a dispatch: a second of work or less, so that an interrupt is soon heard
-_ROOM, _MORE_ROOM = 1.25, 1.5
+_MORE_ROOM = 1.5
 _FEW_OUTGROWN = 0.25  # of the sweeps of a dispatch: more are no walk that is too long, but a chain on its way out
 Draws = dict[str, NDArray[Any]]
 
@@ -102,7 +102,7 @@ class _Chains:
     warmup: int
     draws: int
     seed: int
-    room: float = _ROOM
+    room: float = ROOM
     buffer: list[Draws] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,11 @@
-"""Proposals of the compiled Gibbs sampler for response parameters: the traced twin of `msrm.gp.gibbs.proposals`."""
+"""Proposals of the compiled Gibbs sampler for response parameters: the traced twin of `msrm.gp.gibbs.proposals`.
 
+Independence proposals have heavy tails, and one far out would ask for larger windows, compiled anew. They are made
+between points with supports up to `ROOM` times those at the start only, to there and from there, which keeps the
+balance; walks go anywhere.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,8 +15,9 @@ from jax import Array
 from msrm.gp.gibbs.marginal import Block
 from msrm.gp.gibbs.native_data import log_prior
 
-__all__ = ["Step", "Tuning", "at_coordinates", "learned", "suggested"]
+__all__ = ["ROOM", "Step", "Tuning", "at_coordinates", "learned", "suggested"]
 
+ROOM = 1.5  # also of the first windows
 Responses = dict[str, dict[str, Array]]
 _DEGREES = 5
 _TARGET = 0.35
@@ -48,9 +55,17 @@ class Step(NamedTuple):
 
 
 def suggested(
-    block: Block, key: Array, responses: Responses, tuning: Tuning, log_size: Array
+    block: Block,
+    length: Callable[[Responses], Array],
+    key: Array,
+    responses: Responses,
+    tuning: Tuning,
+    log_size: Array,
 ) -> tuple[Responses, Array, Array]:
-    """Responses with a proposal of one block, log of prior and proposal ratio, whether it is of the fitted kind."""
+    """Responses with a proposal of one block, log of prior and proposal ratio, whether it is of the fitted kind.
+
+    ``length`` is that of the block's support over the one at the start.
+    """
     kind, normals, heavy = jax.random.split(key, 3)
     values = [responses[block.modalities[0]][name] for name in _names(block)]
     here = jnp.stack([jnp.log(v) if log else v for v, log in zip(values, block.logarithmic, strict=True)])
@@ -58,7 +73,9 @@ def suggested(
     spread = jnp.sqrt((jax.random.normal(heavy, (_DEGREES,)) ** 2).sum() / _DEGREES)
     independent = tuning.fitted & (jax.random.uniform(kind) < tuning.share)
     there = jnp.where(independent, tuning.mean + standard / spread, here + jnp.exp(log_size) * standard)
-    ratio = jnp.where(independent, _heavy(tuning, here) - _heavy(tuning, there), 0.0)
+    near = jnp.maximum(length(responses), length(at_coordinates(block, responses, there))) <= ROOM
+    heavy_ratio = jnp.where(near, _heavy(tuning, here) - _heavy(tuning, there), -jnp.inf)
+    ratio = jnp.where(independent, heavy_ratio, 0.0)
     ratio = ratio + _block_prior(block, there) - _block_prior(block, here)
     return at_coordinates(block, responses, jnp.where(jnp.isfinite(ratio), there, here)), ratio, independent
 

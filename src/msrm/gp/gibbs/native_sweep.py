@@ -8,7 +8,7 @@ What the scale move stretches follows from the *states* at every q-th grid point
 `msrm.gp.gibbs.latents` takes values at an Identity clock. Both leave the density invariant.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from msrm.gp.gibbs.native_moves import draw_noise, draw_rows, haar
 from msrm.gp.gibbs.native_paths import Paths
 from msrm.gp.gibbs.native_proposals import Step, Tuning, at_coordinates, learned, suggested
 from msrm.gp.jax_cholesky import cholesky
-from msrm.gp.jax_rows import WindowRows
+from msrm.gp.jax_rows import CurveRows, WindowRows
 from msrm.gp.jax_statespace import BlockSystem, NodeStatistics, StateSpaceChain
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
@@ -95,6 +95,7 @@ class NativeSweeper:
         self.design = Design.of(specification, layout, timescales)
         self.stacks, observed = modality_stacks(self.design, layout)
         self.blocks = prior_blocks(specification, self.design.modalities)
+        self._lengths = [self._length(block.modalities[0], values) for block in self.blocks]
         priors, size = specification.priors, specification.n_factors
         self._row_precisions = jnp.asarray([*[priors.loading_sd**-2.0] * size, priors.offset_sd**-2.0])
         self._counts = jnp.asarray([pair.power * sum(pair.scalars.values()) for pair in self.design.pairs.values()])
@@ -108,6 +109,13 @@ class NativeSweeper:
             "step": grid.steps(),
             "inside": jnp.asarray(_shares([one.count for one in backend.grids.values()], grid.counts)),
         }
+
+    def _length(self, modality: str, start: Mapping[str, Mapping[str, float]]) -> Callable[[Any], Array]:
+        """The length of a modality's support over the one at the start."""
+        rows = self.chain.rows[modality]
+        assert isinstance(rows, CurveRows)
+        first = float(rows.support_length(start[modality]))
+        return lambda responses: rows.support_length(responses[modality]) / first
 
     # --- the latent-marginal density ---
 
@@ -157,7 +165,8 @@ class NativeSweeper:
             return current.state.responses, jnp.zeros(()), jnp.asarray(False)
 
         def suggests(which: int, tuning: Tuning) -> Any:
-            return lambda: suggested(self.blocks[which], suggesting, current.state.responses, tuning, walks[which, 0])
+            block, length = self.blocks[which], self._lengths[which]
+            return lambda: suggested(block, length, suggesting, current.state.responses, tuning, walks[which, 0])
 
         made = [stays, *(suggests(which, tuning) for which, tuning in enumerate(tunings))]
         responses, ratio, independent = jax.lax.switch(place, made)
