@@ -165,7 +165,8 @@ def prepared(features: int, seconds: float, likelihood: str, step: float, coarse
             width=msrm.Free(0.6, bounds=(0.3, 1.5)), lag=msrm.Free(0.5, bounds=(-1.0, 2.0))
         ),
     }  # fmt: skip
-    made = GPDensity(3, responses, edges="trim", likelihood=likelihood).prepared(recording, reduce=True)[0]
+    density = GPDensity(3, responses, edges="trim", likelihood=likelihood, device="cpu")
+    made = density.prepared(recording, reduce=True)[0]
     if likelihood == "statespace":
         fine = made.backend.at_step(step)
         made = made.with_backend(fine if coarse is None else Extrapolated(fine.at_step(coarse), fine))
@@ -242,8 +243,8 @@ def tuning(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     from msrm.gp.cyclic import Parallel
 
     settings = [
-        Parallel(tail=0), Parallel(triangle=18), Parallel(triangle=36), Parallel(leaf=72), Parallel(leaf=36),
-        Parallel(leaf=72, triangle=18), Parallel(root=1), Parallel(root=7), Parallel(tail=0, triangle=36),
+        Parallel(), Parallel(triangle=18), Parallel(leaf=72), Parallel(leaf=36),
+        Parallel(leaf=72, triangle=18), Parallel(root=1), Parallel(root=7),
     ]  # fmt: skip
     arguments = (6, 0.2 * LENGTH, 0.9, None) if small else (360, LENGTH, 0.45, None)
     for solver in settings[:2] if small else settings:

@@ -29,15 +29,15 @@ DEVICES = ("auto", "cpu", "cuda")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _INSTALL = "pip install 'msrm[bayesian-cuda]'"
 # Measured on one H200 (benchmarks/cuda.json): seconds to compile a fit's or a sampler's functions, and to evaluate.
-_COMPILE = 40.0
-_COMPILE_SWEEPS = 50.0  # of whole sweeps at 3,600 features: 24 s on eight cores, 58 s on two
+_COMPILE = 20.0  # 5 s for each grid and kind of evaluation
+_COMPILE_SWEEPS = 25.0  # of whole sweeps at 3,600 features, on eight cores
 _EVALUATIONS = 150  # values and gradients of a usual fit
 _EVALUATION = 0.004  # launches and transfers; sums over the data are the host's either way
-# Over one core as `msrm.gp.backends` estimates it: 1.4 s for order 2,730 take 5.8 ms; 20 and 140 ms for grids of 450 s
-# and 4 hours take 2.6 and 44.
+# Over one core as `msrm.gp.backends` estimates it: 1.4 s for order 2,730 take 6 ms; 35 and 93 ms for grids of 450 s
+# and half an hour take 13 and 29, sums on the host included.
 _DENSE_SPEEDUP, _BAND_SPEEDUP = 200.0, 4.0
 _SWEEP = 2.0  # sweeps' time over that of a gradient
-_LAUNCHES, _CHAIN_SPEEDUP = 0.009, 40.0  # of a sweep of all chains; of each chain's arithmetic over one core
+_LAUNCHES, _CHAIN_SPEEDUP = 0.007, 80.0  # of a sweep of all chains; of each chain's arithmetic over one core
 
 
 @dataclass(frozen=True)
