@@ -1,12 +1,13 @@
 """msrm.recording_file: what is written comes back bit for bit, in blocks, or is refused."""
 
+import cProfile
 import os
 import pickle
+import pstats
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 
 import netCDF4
@@ -187,9 +188,10 @@ class TestLazy:
         assert_identical(again, example())
 
     @pytest.mark.slow
+    @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
     def test_memory_stays_below_the_size_of_the_recording(self, tmp_path):
         program = """
-            import resource, sys, numpy as np, msrm
+            import sys, numpy as np, msrm
             from msrm.recording_file import RecordingWriter
             class Made:
                 shape, ndim, dtype = (500, 200_000), 2, np.dtype(float)
@@ -200,7 +202,8 @@ class TestLazy:
                     writer.add("p1", run, "brain", Made(), np.arange(500) * 2.0)
             recording = msrm.open_recording(sys.argv[1])
             recording.verify()
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+            # getrusage would count what the parent had.
+            print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
         """
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program), tmp_path / "rec.nc"],
@@ -209,7 +212,7 @@ class TestLazy:
             check=True,
         )
         assert os.path.getsize(tmp_path / "rec.nc") > 1.6e9
-        assert float(done.stdout) < 900  # MB: libraries take 200, a block of 64 MB has a few copies
+        assert float(done.stdout) / 1024 < 900  # MB: libraries take 200, a block of 64 MB has a few copies
 
 
 class TestWriter:
@@ -420,11 +423,17 @@ class TestDamage:
             msrm.open_recording(tmp_path / "other.nc", verify=True)
 
 
-@pytest.mark.slow
-def test_hundreds_of_streams_open_in_seconds(tmp_path):
+def test_the_work_of_opening_grows_with_the_streams_and_no_faster(tmp_path):
     stream = (np.random.default_rng(0).standard_normal((20, 3)), np.arange(20.0))
-    data = {f"p{i}": {f"run-{r}": {m: stream for m in "abc"} for r in range(4)} for i in range(25)}
-    Recording.from_dict(data).to_netcdf(tmp_path / "rec.nc")
-    start = time.perf_counter()
-    assert len(msrm.open_recording(tmp_path / "rec.nc").streams()) == 300
-    assert time.perf_counter() - start < 20  # 1 to 3 s on an idle machine
+
+    def calls(participants):
+        data = {f"p{i}": {f"run-{r}": {m: stream for m in "abc"} for r in range(4)} for i in range(participants)}
+        path = tmp_path / f"{participants}.nc"
+        Recording.from_dict(data).to_netcdf(path)
+        with cProfile.Profile() as profile:
+            assert len(msrm.open_recording(path).streams()) == 12 * participants
+        return pstats.Stats(profile).total_calls
+
+    calls(1)  # imports are nobody's growth
+    few, many = calls(2), calls(10)
+    assert many < 5.5 * few

@@ -103,7 +103,9 @@ def test_a_full_disk_stops_the_run_and_names_the_folder(tmp_path):
 
 
 CTRL_C = """
-    import sys
+    import signal, sys
+    # A shell's background jobs ignore Ctrl-C, and so would this child of one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path.insert(0, {tests!r})
     from test_sampling_runs import OPTIONS, model_of, recording_of
     from msrm.gp.sampling import sample
