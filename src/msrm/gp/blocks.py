@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
@@ -94,14 +93,15 @@ def triangular_inverse(lower: Array, leaf: int | None) -> Array:
     blocks = jnp.pad(lower, (*none, (0, full - order), (0, full - order)))
     blocks = blocks + jnp.diag((jnp.arange(full) >= order).astype(float))
 
-    def tiles(rows: int, places: np.ndarray, other: np.ndarray) -> Array:
-        cut = blocks.reshape(*lower.shape[:-2], full // rows, rows, full // rows, rows)
-        return jnp.moveaxis(cut[..., places, :, other, :], 0, -3)
+    def tiles(rows: int, below: int) -> Array:
+        """Tiles on the diagonal, or those below it that join two of them."""
+        starts = range(0, full, (1 + below) * rows)
+        cuts = [blocks[..., i + below * rows : i + (1 + below) * rows, i : i + rows] for i in starts]
+        return jnp.stack(cuts, -3)
 
-    every = np.arange(count)
-    inverse = triangular_inverse(tiles(size, every, every), None)
+    inverse = triangular_inverse(tiles(size, 0), None)
     while size < full:
-        below = tiles(size, np.arange(1, full // size, 2), np.arange(0, full // size, 2))
+        below = tiles(size, 1)
         first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         inverse = jnp.concatenate([top, jnp.concatenate([-(second @ (below @ first)), second], -1)], -2)
