@@ -134,7 +134,7 @@ def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
         "without 2 é": ("run-1",),
     }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with runs_module._visible(1):
+    with runs_module._visible("1"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     with pytest.raises(ValueError, match="by must be one of 'run', 'participant', 'fold', found 'day'"):
@@ -146,6 +146,11 @@ def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
     monkeypatch.setattr(runs_module, "visible_gpus", list)
     with pytest.raises(RuntimeError, match=r"devices=\[0\]: no NVIDIA card is visible"):
         msrm.sample_runs(recording_of(), model_of(), path="x", devices=[0])
+    monkeypatch.setattr(runs_module, "visible_gpus", lambda: ["a card"] * 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert runs_module._cards([1, 0]) == ["3", "2"]  # counted among those that were given
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert runs_module._cards([1, 3]) == ["1", "3"]
     monkeypatch.setattr(runs_module, "visible_gpus", lambda: ["one card"])
     for devices in ([], [1]):
         with pytest.raises(ValueError, match="devices must be some of 0 to 0"):

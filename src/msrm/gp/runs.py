@@ -128,8 +128,8 @@ def sample_runs(
         Groups at a time, each in a process with one BLAS thread; -1 for every core that this process may use. Chains of
         a group run one after the other.
     devices : sequence of int, optional
-        CUDA devices: one process at a time on each, which sees no other (CUDA_VISIBLE_DEVICES); `n_jobs` is then
-        their number.
+        CUDA devices, counted among those that this process sees: one process at a time on each, which sees no other
+        (CUDA_VISIBLE_DEVICES); `n_jobs` is then their number.
     resume : bool
         Keep finished archives that belong to the same data and settings, and go on with the others. Archives of fewer
         `draws` are extended where their blocks were kept.
@@ -170,7 +170,7 @@ def sample_runs(
         raise TypeError(
             f"sample_runs takes a GPMSRM, got {type(estimator).__name__}, which has no posterior to sample."
         )
-    _check_devices(devices)
+    cards = _cards(devices)
     folder = Path(path)
     sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed, **settings}
     groups = [
@@ -178,23 +178,27 @@ def sample_runs(
     ]
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [group for group in groups if not _is_finished(group, resume=resume)]
-    slots: list[int | None] = list(devices) if devices is not None else [None] * worker_count(n_jobs, len(groups))
+    slots: Sequence[str | None] = cards or [None] * worker_count(n_jobs, len(groups))
     problems = _run(waiting, slots, progress)
     return _collected(groups, problems)
 
 
-def _check_devices(devices: Sequence[int] | None) -> None:
-    """Refuse CUDA devices that are not there: nothing that was asked for a card runs on the CPU."""
+def _cards(devices: Sequence[int] | None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the devices; refuses those not there: what was asked for a card never runs on the
+    CPU, nor on a card that this process was not given."""
     if devices is None:
-        return
-    cards = visible_gpus()
-    if not cards:
+        return []
+    found = visible_gpus()
+    if not found:
         raise RuntimeError(
             f"devices={list(devices)}: no NVIDIA card is visible to this process. Look at: nvidia-smi, "
             "CUDA_VISIBLE_DEVICES, JAX_PLATFORMS; without devices groups run on the CPU."
         )
-    if not devices or not set(devices) <= set(range(len(cards))):
-        raise ValueError(f"devices must be some of 0 to {len(cards) - 1}, found {list(devices)}.")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(len(found))] if given is None else [name.strip() for name in given.split(",")]
+    if not devices or not set(devices) <= set(range(len(names))):
+        raise ValueError(f"devices must be some of 0 to {len(names) - 1}, found {list(devices)}.")
+    return [names[device] for device in devices]
 
 
 def _parts(recording: Recording, by: str) -> dict[str, Recording]:
@@ -238,10 +242,10 @@ def _is_finished(group: _Group, *, resume: bool) -> bool:
     return has == asked
 
 
-def _run(waiting: list[_Group], slots: list[int | None], progress: bool | None) -> dict[str, str]:
+def _run(waiting: list[_Group], slots: Sequence[str | None], progress: bool | None) -> dict[str, str]:
     """Run every group in a process of its own, as many at a time as there are slots; problems by group."""
     context, problems, free = multiprocessing.get_context("spawn"), {}, list(slots)
-    running: dict[int, tuple[Any, _Group, int | None]] = {}
+    running: dict[int, tuple[Any, _Group, str | None]] = {}
     left = list(waiting)
     with progress_bar(len(waiting), desc="posteriors", enabled=progress) as bar:
         try:
@@ -274,12 +278,12 @@ def _run(waiting: list[_Group], slots: list[int | None], progress: bool | None) 
 class _visible:
     """CUDA_VISIBLE_DEVICES for processes started in the block."""
 
-    def __init__(self, device: int | None) -> None:
+    def __init__(self, device: str | None) -> None:
         self.device, self.before = device, os.environ.get("CUDA_VISIBLE_DEVICES")
 
     def __enter__(self) -> None:
         if self.device is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(self.device)
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.device
 
     def __exit__(self, *_: object) -> None:
         if self.device is not None:
