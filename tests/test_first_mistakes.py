@@ -1,5 +1,7 @@
 """What a newcomer gets wrong first is refused with the line that mends it."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -76,3 +78,34 @@ def test_times_of_an_unknown_run_are_refused(make):
     fit = make().fit(recording_of())
     with pytest.raises(ValueError, match="times names 'run-7'; there are run-1, run-2"):
         fit.predict(recording_of(), times={"run-7": [1.0]})
+
+
+def test_a_dict_in_place_of_a_recording_is_refused_everywhere():
+    recording = recording_of()
+    fits = {"r": rmsrm().fit(recording), "gp": gp().fit(recording)}
+    fits["draws"] = fits["gp"].sample(recording, warmup=2, draws=4, chains=1, progress=False)
+    given = {"a": {"run-1": {"x": (np.zeros((12, 2)), TIMES)}}}
+    asked = 0
+    for fit in fits.values():
+        for name in dir(fit):
+            method = getattr(fit, name)
+            if name.startswith("_") or not callable(method) or "recording" not in inspect.signature(method).parameters:
+                continue
+            if name in (
+                "prepared",
+                "standardization",
+                "likelihood_error",
+                "check_recording",
+            ):  # what samplers and benchmarks share
+                continue
+            rest = {"log_likelihood": ({},), "log_likelihood_and_gradient": ({},)}.get(name, ())
+            with pytest.raises(TypeError, match=f"{name} takes a Recording, got dict. See msrm.Recording.from_dict"):
+                method(given, *rest)
+            asked += 1
+    assert asked > 20
+    with pytest.raises(TypeError, match="evaluate takes a Recording, got dict"):
+        msrm.evaluate(gp(), recording=given)
+    # What may be left out may be None; a path is no recording either.
+    assert "run-1" in fits["gp"].infer_latent(None).children
+    with pytest.raises(TypeError, match="predict takes a Recording, got str"):
+        fits["gp"].predict("recording.nc")

@@ -1,13 +1,16 @@
 """What may be fitted, and asked of a fit, checked: targets by participant, sources, times by run (DESIGN 5, 9)."""
 
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msrm.recording import Recording
+from msrm.recording_checks import PACKAGE
 from msrm.stream import Stream
 
 Pair = tuple[str, str]
@@ -15,6 +18,24 @@ Targets = Mapping[str, str | Sequence[str]] | None
 Times = Any
 
 SOURCES = ("within", "across", "both")
+
+
+def takes_recording[Function: Callable[..., Any]](function: Function) -> Function:
+    """The function, refusing an argument ``recording`` that is none, by the function's name and what was given."""
+    parameters = inspect.signature(function).parameters
+    place, optional = list(parameters).index("recording"), parameters["recording"].default is None
+
+    @wraps(function)
+    def checked(*given: Any, **named: Any) -> Any:
+        if len(given) > place or "recording" in named:
+            found = given[place] if len(given) > place else named["recording"]
+            if not (isinstance(found, Recording) or (found is None and optional)):
+                raise TypeError(
+                    f"{function.__name__} takes a Recording, got {type(found).__name__}. See msrm.Recording.from_dict."
+                )
+        return function(*given, **named)
+
+    return cast(Function, checked)
 
 
 def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) -> list[Pair]:
@@ -53,30 +74,21 @@ def chosen_pairs(known: Sequence[Pair], recording: Recording, targets: Targets) 
     return out
 
 
-def check_training(n_factors: Any, recording: Any) -> None:
-    """Check what is fitted.
-
-    More factors than all streams together have features draw a warning: penalties or priors alone tell them apart.
-
-    Raises
-    ------
-    TypeError
-        For anything but a recording.
+def check_training(n_factors: Any, recording: Recording) -> None:
+    """Warn of more factors than all streams together have features: penalties or priors alone tell them apart.
 
     Warns
     -----
     UserWarning
         With the number of features.
     """
-    if not isinstance(recording, Recording):
-        raise TypeError(f"fit takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
     total = sum(len(recording.features(*pair)) for pair in recording.pairs)
     if isinstance(n_factors, int | np.integer) and n_factors > total:
         warnings.warn(
             f"n_factors={n_factors} exceeds the {total} features of all participants and modalities: the data cannot "
             "tell so many factors apart. Ask for fewer.",
             UserWarning,
-            stacklevel=3,
+            skip_file_prefixes=(PACKAGE,),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import xarray as xr
 
+from msrm.asking import takes_recording
 from msrm.evaluation.answers import BASELINES, FIT, Piece, Tally, has_source, step_tally
 from msrm.evaluation.holdout import Fold, Step, checked_targets, make_folds, pairs_of, questions, removed
 from msrm.evaluation.matching import Matched
@@ -107,6 +108,7 @@ def score(
     return report(tally, recording, seed=seed, n_shifts=n_shifts, source=source, hold_out="given")
 
 
+@takes_recording
 def evaluate(
     estimator: Any,
     recording: Recording,

@@ -14,7 +14,7 @@ import xarray as xr
 
 import msrm
 from msrm import archive
-from msrm.asking import Targets, Times
+from msrm.asking import Targets, Times, takes_recording
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
 from msrm.gp.checks import predictive_check
@@ -38,6 +38,7 @@ class Draws(RawDraws):
         """Convergence of every quantity and a verdict; see `msrm.diagnostics.summary`."""
         return summary(self.tree, **options)
 
+    @takes_recording
     def predict(
         self, recording: Recording, *, noise: bool = False, truth: Recording | None = None, **asked: Any
     ) -> xr.DataTree:
@@ -60,6 +61,7 @@ class Draws(RawDraws):
 
         return self.ensemble.average(answer)
 
+    @takes_recording
     def infer_latent(
         self, recording: Recording | None = None, *, times: Any = None, joint: str | None = None
     ) -> xr.DataTree:
@@ -67,6 +69,7 @@ class Draws(RawDraws):
         at = with_latent_times(self.ensemble.base, recording, times)
         return self.ensemble.average(partial(prediction.infer_latent, recording=recording, times=at, joint=joint))
 
+    @takes_recording
     def transform(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
         """As :meth:`msrm.GPMSRM.transform`, averaged over the ensemble."""
         nodes = {}
@@ -77,6 +80,7 @@ class Draws(RawDraws):
             nodes[participant] = answer.children[participant]
         return xr.DataTree(children=nodes)
 
+    @takes_recording
     def sample_latent(
         self, recording: Recording | None = None, *, times: Any = None, per_member: int = 1, seed: int = 0
     ) -> xr.DataTree:
@@ -105,6 +109,7 @@ class Draws(RawDraws):
             {run: xr.concat([part[run] for part in parts], "sample").assign_coords(names) for run in parts[0]}
         )
 
+    @takes_recording
     def condition(
         self,
         recording: Recording,
@@ -147,6 +152,7 @@ class Draws(RawDraws):
             draws = self.update(seen, training=training, **sampling)
         return conditioned(draws.ensemble, recording, targets, source, times, noise=noise)
 
+    @takes_recording
     def update(self, recording: Recording, *, training: Recording | None = None, **sampling: Any) -> "Draws":
         """The posterior given new runs as well.
 
@@ -174,6 +180,7 @@ class Draws(RawDraws):
             return reweighted(self, recording)
         return with_both(self, recording, training, **sampling)
 
+    @takes_recording
     def calibrate(self, recording: Recording, *, n_jobs: int = 1, progress: bool | None = None) -> "Draws":
         """Add participants measured in runs of the draws, their parameters at the mode given each member.
 
@@ -193,6 +200,7 @@ class Draws(RawDraws):
         """
         return calibrated_draws(self, recording, n_jobs=n_jobs, progress=progress)
 
+    @takes_recording
     def loo(self, recording: Recording, *, size: int = 1000, n_jobs: int = -1, progress: bool | None = None) -> Loo:
         """Leave-one-block-out: how well each participant-modality-run is predicted from all others.
 
@@ -214,6 +222,7 @@ class Draws(RawDraws):
         """
         return leave_one_out(self, recording, size=size, n_jobs=n_jobs, progress=progress)
 
+    @takes_recording
     def log_predictive_density(self, recording: Recording) -> xr.Dataset:
         """Log density of each participant-modality-run of new runs given the other streams of its run.
 
@@ -227,6 +236,7 @@ class Draws(RawDraws):
         """
         return held_out_densities(self, recording)
 
+    @takes_recording
     def predictive_check(
         self, recording: Recording, *, latent: str = "posterior", per_member: int = 1, seed: int = 0
     ) -> xr.Dataset:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import xarray as xr
 
-from msrm.asking import Targets, Times, check_training, check_variation, chosen_pairs
+from msrm.asking import Targets, Times, check_training, check_variation, chosen_pairs, takes_recording
 from msrm.estimator import Fit
 from msrm.gp import prediction
 from msrm.gp.backends import Choice, grid_facts
@@ -29,6 +29,7 @@ from msrm.gp.translation import translated_start
 from msrm.gp.tree import fitted_from_tree, fitted_tree, starts_from_tree, starts_tree
 from msrm.nodes import usable_rows
 from msrm.recording import Recording
+from msrm.recording_checks import PACKAGE
 from msrm.regularized import ConvergenceWarning
 
 _CONDITION_MODES = ("frozen",)
@@ -69,6 +70,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
     """
     )
 
+    @takes_recording
     def fit(self, recording: Recording) -> Self:
         """Find the MAP.
 
@@ -110,6 +112,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         self._warn(result.rivals)
         return self
 
+    @takes_recording
     def predict(
         self,
         recording: Recording,
@@ -146,6 +149,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         """
         return prediction.predict(self._fitted, recording, targets, source, times, noise=noise, joint=joint)
 
+    @takes_recording
     def infer_latent(
         self, recording: Recording | None = None, *, times: Any = None, joint: str | None = None
     ) -> xr.DataTree:
@@ -167,6 +171,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         """
         return prediction.infer_latent(self._fitted, recording, times, joint=joint)
 
+    @takes_recording
     def sample_latent(
         self, recording: Recording | None = None, *, times: Any = None, samples: int = 100, seed: int = 0
     ) -> xr.DataTree:
@@ -187,10 +192,12 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         rng = np.random.default_rng(seed)
         return xr.DataTree.from_dict(latent_paths(self._fitted, recording, times, samples, rng))
 
+    @takes_recording
     def transform(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
         """The latents of every participant from its own streams alone: participant / run, each as `infer_latent`."""
         return prediction.transform(self._fitted, recording, times)
 
+    @takes_recording
     def condition(
         self,
         recording: Recording,
@@ -229,6 +236,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         }
         return xr.DataTree(children=nodes)
 
+    @takes_recording
     def calibrate(self, recording: Recording) -> "GPMSRM":
         """Add participants measured in runs of the fit; responses, length scale and everyone else's parameters stay.
 
@@ -252,7 +260,9 @@ class GPMSRM(Fit[FittedGP], GPDensity):
             fitted, recording, self.standardization(recording), max_iter=self.max_iter, tolerance=self.tol
         )
         if not converged:
-            warnings.warn(f"The calibration did not converge: {reason}.", ConvergenceWarning, stacklevel=2)
+            warnings.warn(
+                f"The calibration did not converge: {reason}.", ConvergenceWarning, skip_file_prefixes=(PACKAGE,)
+            )
         out = self._copy()
         out._describe(joined)
         return out
@@ -351,23 +361,18 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         self.parameters_ = fitted.labelled
 
     def _warn(self, rivals: tuple[StartRecord, ...]) -> None:
+        said: list[tuple[str, type[Warning]]] = []
         for rival in rivals:
             scalars = ", ".join(f"{name} {value:.3g}" for name, value in rival.scalars.items())
-            warnings.warn(
-                f"Start {rival.name!r} ends in another basin, within 10 nats of the best ({scalars}). Report both, or "
-                "sample the posterior.",
-                UserWarning,
-                stacklevel=3,
-            )
+            found = f"Start {rival.name!r} ends in another basin, within 10 nats of the best ({scalars})."
+            said.append((f"{found} Report both, or sample the posterior.", UserWarning))
         if not self.converged_:
-            warnings.warn(
-                f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}. "
-                "It is the best point so far; raise max_iter or n_starts.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            found = f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}."
+            said.append((f"{found} It is the best point so far; raise max_iter or n_starts.", ConvergenceWarning))
         elif not self.likelihood_error_ <= self.likelihood_tolerance:
             self._warn_error(self.likelihood_error_)
+        for message, category in said:
+            warnings.warn(message, category, skip_file_prefixes=(PACKAGE,))
 
 
 _EVIDENCE = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from msrm.asking import takes_recording
 from msrm.estimator import Estimator
 from msrm.gp.arguments import MATERNS, check_arguments, length_scale_of
 from msrm.gp.backends import Choice, select_likelihood
@@ -24,6 +25,7 @@ from msrm.gp.terms import OrnsteinUhlenbeck, Residual
 from msrm.nodes import usable_rows
 from msrm.priors import Prior, Priors
 from msrm.recording import Recording
+from msrm.recording_checks import PACKAGE
 from msrm.regularized.scaling import pair_scale
 from msrm.responses import Free, Response
 
@@ -167,6 +169,7 @@ class GPDensity(Estimator):
         layout = Layout.named(self.specification, parameters)
         return layout.log_prior(layout.checked(parameters, bounded=False))
 
+    @takes_recording
     def log_likelihood(self, recording: Recording, parameters: Mapping[str, Any]) -> float:
         """Latent-marginal log likelihood at any point, within ``likelihood_tolerance``.
 
@@ -188,6 +191,7 @@ class GPDensity(Estimator):
         """
         return self.likelihood_error(recording, parameters).log_likelihood
 
+    @takes_recording
     def log_likelihood_and_gradient(
         self, recording: Recording, parameters: Mapping[str, Any]
     ) -> tuple[float, Parameters]:
@@ -203,6 +207,7 @@ class GPDensity(Estimator):
         likelihood, checked, _ = self._at(recording, parameters)
         return likelihood.value_and_gradient(checked)
 
+    @takes_recording
     def likelihood_error(self, recording: Recording, parameters: Mapping[str, Any]) -> LikelihoodError:
         """The log likelihood, its value for a vanishing grid spacing, and the spacing (zero where exact)."""
         return self._at(recording, parameters)[2]
@@ -223,12 +228,11 @@ class GPDensity(Estimator):
         return likelihood.with_backend(backend), checked, error
 
     def _warn_error(self, error: float) -> None:
-        """For the caller of the method that calls this one's caller."""
         warnings.warn(
             f"The log likelihood's error of {error:.3g} nats exceeds likelihood_tolerance="
             f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
             UserWarning,
-            stacklevel=4,
+            skip_file_prefixes=(PACKAGE,),
         )
 
     def prepared(
@@ -330,5 +334,5 @@ def _warn_units(participant: str, modality: str, mean: np.ndarray, sd: np.ndarra
         f"{modality!r} of {participant}: features have a median sd of {spread:.3g} prior sds of a loading and a median "
         f"level of {level:.3g} prior sds of an offset. Use standardize=True, rescale the data, or widen Priors.",
         UnitsWarning,
-        stacklevel=4,
+        skip_file_prefixes=(PACKAGE,),
     )

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from msrm.asking import takes_recording
 from msrm.gp.data import Key, PairData
 from msrm.gp.ensemble import Ensemble
 from msrm.gp.raw_file import write_loading_draws
@@ -120,6 +121,7 @@ class RawDraws:
         coords = {"chain": self.posterior["chain"].values, "draw": kept, "feature": names}
         return xr.DataArray(rows[..., self.n_factors], coords, ("chain", "draw", "feature"), name="offset")
 
+    @takes_recording
     def with_recording(self, recording: Recording) -> Self:
         """The same draws with the recording they were made from at hand, for raw features.
 
@@ -132,6 +134,7 @@ class RawDraws:
         likelihood, _ = self.model.prepared(recording, reduce=True, standardization=self.model.model_.standardization)
         return replace(self, pairs={pair.key: pair for pair in likelihood.nodes.pairs})
 
+    @takes_recording
     def check_recording(self, recording: Recording) -> None:
         """Raise ValueError unless the draws were made from this recording."""
         digest = str(self.tree.attrs["recording_digest"])

@@ -25,6 +25,7 @@ import numpy as np
 import xarray as xr
 
 from msrm import __version__
+from msrm.asking import takes_recording
 from msrm.evaluation.holdout import make_folds
 from msrm.evaluation.report import clone
 from msrm.gp.draws import Draws
@@ -95,6 +96,7 @@ class _Group:
         return int.from_bytes(digest[:4], "big") >> 1
 
 
+@takes_recording
 def sample_runs(
     recording: Recording,
     estimator: Any,

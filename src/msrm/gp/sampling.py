@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from msrm import runtime
+from msrm.asking import takes_recording
 from msrm.gp.assembly import ChainDraws, assembled, scalar_names
 from msrm.gp.backends import select_likelihood
 from msrm.gp.data import NodeLayout
@@ -47,6 +48,7 @@ __all__ = ["SAMPLERS", "checked_options", "draw_folder", "sample"]
 _VARIATION = 2.0
 
 
+@takes_recording
 def sample(
     model: Any,
     recording: Recording,
@@ -272,8 +274,6 @@ def _check_fitted(model: Any, recording: Recording) -> None:
     """Refuse a model without a MAP, or a recording that it is not the MAP of."""
     if not hasattr(model, "model_"):
         raise ValueError("This GPMSRM is not fitted yet; call fit(recording) first: chains start from the MAP.")
-    if not isinstance(recording, Recording):
-        raise TypeError(f"sample takes a Recording, got {type(recording).__name__}. See msrm.Recording.from_dict.")
     if recording.digest() == model.recording_digest_:
         return
     people, modalities = (dict.fromkeys(names) for names in zip(*model.model_.features, strict=True))

@@ -21,6 +21,7 @@ from msrm.gp.loo import members_left_out
 from msrm.gp.psis import good_k, smoothed
 from msrm.nodes import usable_rows
 from msrm.recording import Recording, concat_runs
+from msrm.recording_checks import PACKAGE
 from msrm.regularized import ConvergenceWarning
 from msrm.runtime.workers import parallel_map, worker_count
 
@@ -125,7 +126,7 @@ def calibrated_draws(draws: "Draws", recording: Recording, *, n_jobs: int, progr
         warnings.warn(
             f"The calibration of {len(bad)} of {len(found)} members did not converge: {bad[0]}.",
             ConvergenceWarning,
-            stacklevel=3,
+            skip_file_prefixes=(PACKAGE,),
         )
     names = [name for name in found[0][0] if name not in ensemble.parameters]
     added = {name: np.array([parameters[name] for parameters, _, _ in found]) for name in names}

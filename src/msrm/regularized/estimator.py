@@ -8,10 +8,11 @@ from typing import Any, Self
 import numpy as np
 import xarray as xr
 
-from msrm.asking import check_training
+from msrm.asking import check_training, takes_recording
 from msrm.estimator import Estimator, Fit
 from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
+from msrm.recording_checks import PACKAGE
 from msrm.regularized import labelled, prediction
 from msrm.regularized.assembly import Assembled, assembled
 from msrm.regularized.calibration import calibrated
@@ -162,6 +163,7 @@ class RMSRM(Fit[Model], Estimator):
         self.seed = seed
         self.progress = progress
 
+    @takes_recording
     def fit(self, recording: Recording) -> Self:
         """Fit a recording.
 
@@ -203,6 +205,7 @@ class RMSRM(Fit[Model], Estimator):
         self._warn()
         return self
 
+    @takes_recording
     def predict(
         self,
         recording: Recording,
@@ -239,6 +242,7 @@ class RMSRM(Fit[Model], Estimator):
         """
         return prediction.predict(self._fitted, recording, targets, source, times)
 
+    @takes_recording
     def infer_latent(self, recording: Recording, *, times: Any = None) -> xr.DataTree:
         """The latent paths of a recording's runs at the fitted parameters.
 
@@ -257,11 +261,13 @@ class RMSRM(Fit[Model], Estimator):
         """
         return prediction.infer_latent(self._fitted, recording, times)
 
+    @takes_recording
     def transform(self, recording: Recording) -> dict[str, xr.DataArray]:
         """The latent of each run on its grid: {run: (time, factor)}, or (time, participant, factor) unless shared."""
         name = "mean" if self._fitted.settings.latent_pooling == "shared" else "path"
         return {run: node.to_dataset()[name] for run, node in self.infer_latent(recording).children.items()}
 
+    @takes_recording
     def calibrate(self, recording: Recording) -> "RMSRM":
         """Add participants, or modalities of participants, measured in runs of the fit, whose latents stay as they are.
 
@@ -381,7 +387,7 @@ class RMSRM(Fit[Model], Estimator):
             warnings.warn(
                 f"R-MSRM did not converge after {self.n_iter_} iterations: {self.stop_reason_}. {advice}",
                 ConvergenceWarning,
-                stacklevel=3,
+                skip_file_prefixes=(PACKAGE,),
             )
 
 
