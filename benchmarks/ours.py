@@ -3,6 +3,7 @@
     python benchmarks/ours.py r rec.npz          # R-MSRM, to convergence
     python benchmarks/ours.py gradient rec.npz   # warm objective + gradient
     python benchmarks/ours.py map rec.npz        # complete MAP
+    python benchmarks/ours.py gradient rec.npz --device cuda --step 0.45    # compiled whole, on a card
 
 Prints one JSON object. Import time is not counted, compilation is.
 """
@@ -77,7 +78,7 @@ def gp(**settings: object) -> "msrm.GPMSRM":
 
 def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> dict[str, object]:
     """A warm objective and gradient, at the spacing whose error is within the tolerance: at the MAP, or at random."""
-    model = gp(likelihood=arguments.likelihood, n_starts=1)
+    model = gp(likelihood=arguments.likelihood, n_starts=1, device="cpu")
     start = time.perf_counter()
     likelihood, choice = model.prepared(recording, reduce=True)
     prepare = time.perf_counter() - start
@@ -100,6 +101,8 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
     )
     if arguments.step is not None:
         backend = likelihood.backend.at_step(arguments.step)
+    if arguments.device == "cuda":
+        return {"prepare_seconds": prepare, **compiled_gradient(likelihood, parameters, arguments)}
     ascent = Ascent(likelihood.with_backend(backend))
     x, seconds = ascent.packed(parameters), []
     for _ in range(arguments.repeats + 1):
@@ -117,6 +120,33 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
         "step": backend.step,
         "coarse_step": getattr(backend, "coarse_step", None),
         "backend": choice.name,
+    }
+
+
+def compiled_gradient(
+    likelihood: Likelihood, parameters: dict[str, np.ndarray], arguments: argparse.Namespace
+) -> dict[str, object]:
+    """The likelihood and its gradient compiled whole for JAX's default device, waited for each time."""
+    import jax
+
+    from msrm.gp.extrapolation import Extrapolated
+    from msrm.gp.jax_backend import NativeLikelihood
+
+    at = likelihood.backend.at_step
+    native = NativeLikelihood(likelihood.with_backend(at(arguments.step)), parameters=parameters, room=1.25)
+    arrays, seconds, value = native._packed(parameters), [], 0.0
+    for _ in range(arguments.repeats + 1):
+        start = time.perf_counter()
+        (value, _), _ = jax.block_until_ready(native._compiled[1](native.data, arrays))
+        seconds.append(time.perf_counter() - start)
+    limit = likelihood.with_backend(Extrapolated(at(arguments.step), at(0.5 * arguments.step))).value(parameters)
+    return {
+        "device": str(jax.devices()[0]),
+        "first_seconds": seconds[0],
+        "warm_seconds": float(np.median(seconds[1:])),
+        "log_likelihood": float(value),
+        "likelihood_error": abs(float(value) - limit),
+        "step": arguments.step,
     }
 
 
@@ -165,10 +195,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--random", action="store_true", help="gradient at random loadings instead of at the MAP")
     parser.add_argument("--step", type=float, help="gradient at this grid spacing, whatever its error")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the gradient; cuda needs --step")
     parser.add_argument("--n-starts", type=int, default=3)
     parser.add_argument("--dense", action="store_true", help="also the exact objective at the MAP's end")
     parser.add_argument("--four-clocks", action="store_true", help="shift three participants' brain clocks")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and (arguments.what != "gradient" or arguments.step is None):
+        parser.error("--device cuda times `gradient` with --step")
     shifts = {"p2": 0.37, "p3": 0.81, "p4": 1.13} if arguments.four_clocks else None
     recording = load(arguments.recording, shifts)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
