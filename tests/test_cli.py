@@ -534,7 +534,8 @@ class TestProblems:
 
     def test_ctrl_c_ends_with_130(self):
         code = (
-            "import sys, time\n"
+            "import signal, sys, time\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs of a shell ignore it
             "from msrm import cli\n"
             "from msrm.cli import work\n"
             "work.doctor = lambda probe: (print('ready', flush=True), time.sleep(60))\n"

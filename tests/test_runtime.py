@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from msrm import runtime
 from msrm.runtime import doctor, facts, probe, warn
-from msrm.runtime.workers import parallel_map
+from msrm.runtime.workers import parallel_map, uninterrupted
 
 
 def blas_counts() -> list[int]:
@@ -479,3 +480,21 @@ def divide_or_wait(number, mark):
     while number and mark.exists():
         time.sleep(0.05)
     return 1 / number
+
+
+def test_ctrl_c_waits_for_the_end_of_what_belongs_together():
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the rest of the block")
+        done.append("never")
+    assert done == ["the rest of the block"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # An error within is not hidden, and elsewhere than in the main thread signals are not ours to hold.
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        raise ZeroDivisionError
+    thread = threading.Thread(target=lambda: done.append(uninterrupted().__enter__()))
+    thread.start()
+    thread.join()
+    assert done[1:] == [None]

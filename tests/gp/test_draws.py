@@ -14,6 +14,7 @@ import pytest
 import msrm
 from msrm.gp import GPMSRM
 from msrm.gp.gibbs import chains as chains_module
+from msrm.gp.gibbs.sweep import Sweeper
 from msrm.gp.sampling import sample
 from msrm.gp.storage import DrawStore, generator_from_state, generator_state
 
@@ -299,6 +300,26 @@ def test_an_interrupted_run_resumes_bit_for_bit_and_only_itself(fitted, draws, t
     for key, rows in draws.rows.items():
         np.testing.assert_array_equal(again.rows[key], rows)
     np.testing.assert_array_equal(again.posterior["noise"], draws.posterior["noise"])
+
+
+@pytest.mark.parametrize("at", [23, 57, 100])  # warm-up and draws of the first chain, warm-up of the second
+def test_ctrl_c_within_a_sweep_changes_no_draw_of_the_resumed_run(fitted, draws, tmp_path, monkeypatch, at):
+    model, recording = fitted
+    options = {"chains": 2, "warmup": 40, "draws": 30, "seed": 1, "progress": False, "n_jobs": 1}
+    calls, whole = iter(range(10_000)), Sweeper.draw_latents
+
+    def pressed(self, rng, current):
+        whole(self, rng, current)
+        if next(calls) == at:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Sweeper, "draw_latents", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        sample(model, recording, path=tmp_path / "d", **options)
+    monkeypatch.undo()
+    again = sample(model, recording, path=tmp_path / "d", resume=True, **options)
+    for key, rows in draws.rows.items():
+        np.testing.assert_array_equal(again.rows[key], rows)
 
 
 def test_a_folder_takes_one_process_at_a_time(tmp_path):

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +17,7 @@ from msrm.runtime.bar import progress as progress_bar
 from msrm.runtime.blas import blas_threads
 from msrm.runtime.cores import available_cores
 
-__all__ = ["Workers", "accept_interrupts", "clean_start", "parallel_map", "worker_count"]
+__all__ = ["Workers", "accept_interrupts", "clean_start", "parallel_map", "uninterrupted", "worker_count"]
 
 
 def worker_count(n_jobs: int, jobs: int) -> int:
@@ -149,6 +150,23 @@ def accept_interrupts() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A block whose changes belong together: Ctrl-C within is heard at its end."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    heard: list[Any] = []
+    signal.signal(signal.SIGINT, lambda _, frame: heard.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        before(signal.SIGINT, heard[0])
 
 
 def _start(function: Callable[..., Any], shared: tuple[Any, ...]) -> None:

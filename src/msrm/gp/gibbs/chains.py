@@ -29,6 +29,7 @@ from msrm.gp.storage import (
     generator_state,
 )
 from msrm.rotation import PairBlocks
+from msrm.runtime.workers import uninterrupted
 
 __all__ = ["WINDOWS", "ChainJob", "light_layout", "run_chain"]
 
@@ -151,14 +152,17 @@ class _Chain:
             return
         windows = {max(1, round(share * self.job.warmup)) for share in WINDOWS}
         while self.warm < self.job.warmup:
-            self.advance(tune=True)
-            self.warm += 1
-            if self.warm in windows:
-                self.sweeper.end_window()
+            with uninterrupted():
+                self.advance(tune=True)
+                self.warm += 1
+                if self.warm in windows:
+                    self.sweeper.end_window()
             self.report()
         while self.done + len(self.buffer) < self.job.draws:
-            finished = self.advance(tune=False)
-            self.buffer.append(record(self.sweeper, finished, self.current))
+            # Position, generator and draws on disk are of one sweep, so that a resumed chain draws what it would have.
+            with uninterrupted():
+                finished = self.advance(tune=False)
+                self.buffer.append(record(self.sweeper, finished, self.current))
             self.report()
         self.flush()
         self.report(force=True)
@@ -186,13 +190,14 @@ class _Chain:
     def flush(self) -> None:
         """Everything made so far onto disk."""
         state = self.current.state.arrays() | self.sweeper.arrays() | {"rng": generator_state(self.rng)}
-        if self.buffer:
-            draws = {name: np.array([draw[name] for draw in self.buffer]) for name in self.buffer[0]}
-            self.store.append(self.done, self.warm, draws, state)
-            self.done += len(self.buffer)
-            self.buffer = []
-        elif self.done == 0:
-            self.store.checkpoint(self.warm, state)
+        with uninterrupted():
+            if self.buffer:
+                draws = {name: np.array([draw[name] for draw in self.buffer]) for name in self.buffer[0]}
+                self.store.append(self.done, self.warm, draws, state)
+                self.done += len(self.buffer)
+                self.buffer = []
+            elif self.done == 0:
+                self.store.checkpoint(self.warm, state)
         self.saved = time.monotonic()
 
 

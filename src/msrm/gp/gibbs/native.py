@@ -31,6 +31,7 @@ from msrm.gp.jax_settings import FLOAT, compiler_options
 from msrm.gp.parameters import Specification
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import FLUSH_SECONDS, DrawStore
+from msrm.runtime.workers import uninterrupted
 
 __all__ = ["NativeGibbsRun"]
 
@@ -154,16 +155,12 @@ class _Chains:
     def run(self) -> None:
         """To the end, unless another process or the keyboard says stop."""
         total = self.warmup + self.draws
-        ends = sorted({max(1, round(share * self.warmup)) for share in WINDOWS} | {self.warmup, total})
+        ends = sorted(self._windows() | {self.warmup, total})
         while self.number < total:
             if not self.store.is_running:
                 raise KeyboardInterrupt
             end = next(one for one in ends if one > self.number)
             self._advance(min(_SWEEPS, end - self.number))
-            if self.number in ends and self.number < self.warmup:
-                for proposals in self.proposals:
-                    for proposal in proposals:
-                        proposal.fit()
             if time.monotonic() - self.saved > FLUSH_SECONDS:
                 self.flush()
             for index in range(self.chains):
@@ -185,6 +182,12 @@ class _Chains:
         if not finite.all():
             raise FloatingPointError(f"chain {int(np.argmin(finite))}: the log likelihood is not finite")
         draws = self._draws(made)
+        with uninterrupted():
+            self._moved_on(draws, made, count, tune=tune)
+        return None
+
+    def _moved_on(self, draws: Draws, made: dict[str, Any], count: int, *, tune: bool) -> None:
+        """Take over what a dispatch made: states, tuning and draws of the same sweep."""
         self.states = [
             self.job.start.from_arrays({name: values[index, -1] for name, values in draws.items()})
             for index in range(self.chains)
@@ -203,7 +206,14 @@ class _Chains:
         self.number += count
         if not tune:
             self.buffer.append(draws)
-        return None
+        elif self.number in self._windows():
+            for proposals in self.proposals:
+                for proposal in proposals:
+                    proposal.fit()
+
+    def _windows(self) -> set[int]:
+        """Sweeps after which proposals are fitted."""
+        return {max(1, round(share * self.warmup)) for share in WINDOWS} - {self.warmup}
 
     def _stacked(self) -> ChainState:
         """All chains' states on the device, chains first."""
