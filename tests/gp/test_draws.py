@@ -302,6 +302,23 @@ def test_an_interrupted_run_resumes_bit_for_bit_and_only_itself(fitted, draws, t
     np.testing.assert_array_equal(again.posterior["noise"], draws.posterior["noise"])
 
 
+def test_features_without_data_are_no_channels_and_spoil_no_verdict():
+    rng, times = np.random.default_rng(0), 1.5 * np.arange(20)
+    values = rng.standard_normal((20, 4))
+    values[:, 2] = np.nan
+    with pytest.warns(msrm.recording.RecordingWarning, match="brain"):
+        recording = msrm.Recording.from_dict({"p1": {"run-1": {"brain": (values, times)}}})
+    fit = GPMSRM(1, {"brain": msrm.Identity()}, n_starts=1, tol=1e-2, progress=False).fit(recording)
+    found = sample(fit, recording, chains=2, warmup=10, draws=30, progress=False)
+    assert list(found.posterior["channel"].values) == ["p1/brain/0", "p1/brain/1", "p1/brain/3"]
+    assert np.isfinite(found.posterior["offset"]).all()
+    assert (found.summary().table["problem"] == "").all()
+    with pytest.raises(ValueError, match="per_member must be a positive integer, found 0"):
+        found.sample_latent(per_member=0)
+    # What is asked for by feature still has its place.
+    assert np.isnan(found.offset("p1", "brain").sel(feature="2")).all()
+
+
 @pytest.mark.parametrize("at", [23, 57, 100])  # warm-up and draws of the first chain, warm-up of the second
 def test_ctrl_c_within_a_sweep_changes_no_draw_of_the_resumed_run(fitted, draws, tmp_path, monkeypatch, at):
     model, recording = fitted

@@ -5,7 +5,7 @@ import pytest
 from gp_oracles import IMPULSE, functional_covariance, gaussian_functional
 
 import msrm
-from msrm.gp import GPMSRM
+from msrm.gp import GPMSRM, prediction
 
 LENGTH_SCALE = 2.5
 CURVES = {"brain": IMPULSE, "rating": gaussian_functional(0.6, 0.4), "face": gaussian_functional(0.4, 0.1)}
@@ -293,6 +293,35 @@ def test_run_offsets_of_new_runs_are_inferred_or_uncertain():
     assert joint.min() > 1.0
     whole = model.predict(new, targets={"a": ["rating"]}, joint="feature")["a/run-2/rating"]
     np.testing.assert_allclose(np.diagonal(whole["covariance"].values, axis1=1, axis2=2), whole["variance"])
+
+
+def test_run_offsets_of_a_new_run_are_at_their_mode(monkeypatch):
+    data, runs = made(1, runs=2), {}
+    for s in data.streams():
+        runs.setdefault(s.run, {}).setdefault(s.participant, {}).setdefault(s.run, {})[s.modality] = s.values, s.times
+    train, new = (msrm.Recording.from_dict(runs[name]) for name in ("run-1", "run-2"))
+    settings = {"likelihood": "dense", "n_starts": 1, "run_offsets": ("rating", "face"), "progress": False}
+    model = GPMSRM(2, RESPONSES, length_scale=LENGTH_SCALE, **settings).fit(train)
+    found, whole = [], prediction.with_run_offsets
+    monkeypatch.setattr(
+        prediction, "with_run_offsets", lambda *given: found.append((given[0], whole(*given))) or found[-1][1]
+    )
+    model.infer_latent(new)
+    ((likelihood, at),) = found
+    sd = likelihood.specification.priors.run_offset_sd
+
+    def density(name, place, by):
+        moved = at[name].copy()
+        moved[place] += by
+        return likelihood.value(at | {name: moved}) - 0.5 * (moved**2).sum() / sd**2
+
+    names = [name for name in at if name.startswith("run_offset/")]
+    assert len(names) > 2
+    for name in names:
+        for place in range(len(at[name])):
+            # Values of a quadratic give its slope and curvature exactly, whatever the step.
+            low, here, high = (density(name, place, by) for by in (-0.3, 0.0, 0.3))
+            assert abs((high - low) / (high - 2.0 * here + low)) * 0.15 < 1e-7, name
 
 
 def test_unknown_names_are_refused(recording, plain_fit):

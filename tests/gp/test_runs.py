@@ -139,6 +139,13 @@ def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     with pytest.raises(ValueError, match="by must be one of 'run', 'participant', 'fold', found 'day'"):
         msrm.sample_runs(recording_of(), model_of(), path="x", by="day")
+    with pytest.raises(ValueError, match="sampler must be one of 'gibbs', 'nuts', found 'hmc'"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", sampler="hmc")
+    with pytest.raises(ValueError, match="chains must be an integer of at least 1, found 0"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", chains=0)
+    with pytest.raises(TypeError, match="metric"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", metric="dense")
+    assert not os.path.exists("x")
     with pytest.raises(TypeError, match="sample_runs takes a GPMSRM, got RMSRM"):
         msrm.sample_runs(recording_of(), msrm.RMSRM(responses={"rating": msrm.Identity()}), path="x")
     with pytest.raises(ValueError, match="by='fold' leaves out one run in turn and needs at least 2, found run-1"):

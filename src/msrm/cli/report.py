@@ -166,8 +166,8 @@ def store_lines(facts: Mapping[str, Any]) -> list[str]:
     told |= {name: settings[name] for name in NUTS_OPTIONS if name in settings}
     chains = [{"warmup": 0, "draws": 0}] * facts["chains"]
     chains[: len(facts["on_disk"])] = facts["on_disk"]
-    words = [word for name, value in told.items() for word in (option(name), str(value))]
-    words += ["--draws", str(max([1000, *(chain["draws"] for chain in chains)]))]
+    words = ["--path", facts["path"], "--resume"]
+    words += [word for name, value in told.items() for word in (option(name), str(value))]
     return [
         "draws on disk: " + ", ".join(f"{name} {value}" for name, value in told.items()),
         *(
@@ -178,7 +178,7 @@ def store_lines(facts: Mapping[str, Any]) -> list[str]:
         f"recording_digest: {facts['recording_digest']}",
         "made with " + _versions(facts["versions"]),
         *(["sampling is under way, or was killed"] if facts["running"] else []),
-        f"go on with: msrm sample FIT RECORDING OUT {shlex.join(['--path', facts['path'], '--resume', *words])}",
+        f"go on with: msrm sample FIT RECORDING OUT {shlex.join(words)} --draws N",
     ]
 
 

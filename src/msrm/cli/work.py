@@ -96,6 +96,8 @@ def sample(
     """Draw from the posterior of a fit, or of a fit made first, and save; draws on disk go once they are saved."""
     check_out(out, path, model)
     settings = _checked_sampling(options)
+    if not model.exists():
+        raise FileNotFoundError(f"{model}: no such fit, nor settings to make one from")
     start = time.perf_counter()
     if model.is_dir() or (model.is_file() and is_sealed(model)):
         if assignments:

@@ -13,7 +13,7 @@ from msrm.nodes import EDGES
 from msrm.priors import Prior, Priors
 from msrm.responses import Free, Response
 
-__all__ = ["MATERNS", "check_arguments", "length_scale_of"]
+__all__ = ["MATERNS", "check_arguments", "check_count", "length_scale_of"]
 
 MATERNS: dict[float, Matern] = {0.5: Matern12(), 1.5: Matern32(), 2.5: Matern52()}
 
@@ -27,9 +27,7 @@ def check_arguments(model: Any) -> None:
         The message names the argument, what was found and what is wanted.
     """
     for name in ("n_factors", "n_starts", "max_iter"):
-        value = getattr(model, name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, found {value!r}.")
+        check_count(name, getattr(model, name))
     if not isinstance(model.standardize, bool | np.bool_):
         raise ValueError(f"standardize must be True or False, found {model.standardize!r}.")
     if not model.tol > 0.0:
@@ -59,6 +57,18 @@ def check_arguments(model: Any) -> None:
         raise ValueError(f"smoothness must be 0.5, 1.5 or 2.5 (Matern order), found {model.smoothness!r}.")
     if not model.likelihood_tolerance > 0.0:
         raise ValueError(f"likelihood_tolerance must be positive nats, found {model.likelihood_tolerance!r}.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse what is no positive integer.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}.")
 
 
 def _check_optional_terms(model: Any) -> None:

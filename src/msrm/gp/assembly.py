@@ -146,20 +146,24 @@ def _posterior(
 def _channels(
     size: int, layout: NodeLayout, rows: dict[Key, Array], features: dict[Key, NDArray[Any]], seed: int
 ) -> tuple[dict[Key, NDArray[Any]], Array, Array]:
-    """Offsets and squared loading norms of raw features (chain, draw, channel), all or evenly spaced ones."""
+    """Offsets and squared loading norms of raw features with data (chain, draw, channel), all or evenly spaced ones."""
     n_chains, n_draws = next(iter(rows.values())).shape[:2]
     total = sum(len(names) for names in features.values())
     every = max(1, int(np.ceil(16 * n_chains * n_draws * total / _TREE_BYTES)))
-    kept = {key: names[::every] for key, names in features.items()}
+    pairs = {pair.key: pair for pair in layout.pairs}
+    chosen = {}
+    for place, (key, pair) in enumerate(pairs.items()):
+        first = raw_rows(pair, rows[key][0, :1], [(seed, 0, 0, place)])[0]
+        chosen[key] = np.flatnonzero(np.isfinite(first[:, size]))[::every]
+    kept = {key: names[chosen[key]] for key, names in features.items()}
     stops = np.cumsum([len(names) for names in kept.values()])
     offsets, norms = (np.empty((n_chains, n_draws, stops[-1])) for _ in range(2))
-    pairs = {pair.key: pair for pair in layout.pairs}
 
     def turned_back(place: int, key: Key, chain: int, start: int, piece: int) -> None:
         stop = int(stops[place])
         part, span = slice(start, min(start + piece, n_draws)), slice(stop - len(kept[key]), stop)
         seeds = [(seed, chain, draw, place) for draw in range(part.start, part.stop)]
-        raw = raw_rows(pairs[key], rows[key][chain, part], seeds)[:, ::every]
+        raw = raw_rows(pairs[key], rows[key][chain, part], seeds)[:, chosen[key]]
         offsets[chain, part, span] = raw[..., size]
         norms[chain, part, span] = np.square(raw[..., :size]).sum(axis=-1)
 

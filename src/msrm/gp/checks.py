@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from msrm.gp import prediction
+from msrm.gp.arguments import check_count
 from msrm.gp.data import Key
 from msrm.gp.fitted import FittedGP
 from msrm.gp.moments import latent_posterior
@@ -52,6 +53,7 @@ def predictive_check(draws: "Draws", recording: Recording, *, latent: str, per_m
     """See :meth:`msrm.gp.draws.Draws.predictive_check`."""
     if latent not in LATENTS:
         raise ValueError(f"latent must be 'posterior' or 'prior', found {latent!r}.")
+    check_count("per_member", per_member)
     for stream in recording.streams():
         prediction.check_stream(draws.ensemble.base, stream)
     rng = np.random.default_rng(seed)

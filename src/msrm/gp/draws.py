@@ -17,6 +17,7 @@ from msrm import archive
 from msrm.asking import Targets, Times, takes_recording
 from msrm.diagnostics import Summary, summary
 from msrm.gp import prediction
+from msrm.gp.arguments import check_count
 from msrm.gp.checks import predictive_check
 from msrm.gp.draws_tree import draws_parts, draws_tree
 from msrm.gp.ensemble import Ensemble, with_densities
@@ -99,6 +100,7 @@ class Draws(RawDraws):
         DataTree by run
             ``latent`` (sample, time, factor), with the `chain` and `draw` of each sample's parameters.
         """
+        check_count("per_member", per_member)
         at = with_latent_times(self.ensemble.base, recording, times)
         rng = np.random.default_rng(seed)
         with prediction.shared_data():

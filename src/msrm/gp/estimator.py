@@ -15,6 +15,7 @@ import xarray as xr
 from msrm.asking import Targets, Times, check_training, check_variation, chosen_pairs, takes_recording
 from msrm.estimator import Fit
 from msrm.gp import prediction
+from msrm.gp.arguments import check_count
 from msrm.gp.backends import Choice, grid_facts
 from msrm.gp.calibration import calibrated, raw_parameters
 from msrm.gp.fitted import FittedGP, Standardization, training_nodes
@@ -189,6 +190,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         DataTree by run
             ``latent`` (sample, time, factor).
         """
+        check_count("samples", samples)
         rng = np.random.default_rng(seed)
         return xr.DataTree.from_dict(latent_paths(self._fitted, recording, times, samples, rng))
 

@@ -31,7 +31,7 @@ from msrm.evaluation.report import clone
 from msrm.gp.draws import Draws
 from msrm.gp.estimator import GPMSRM
 from msrm.gp.run_draws import RunDraws
-from msrm.gp.sampling import sample
+from msrm.gp.sampling import checked_options, sample
 from msrm.gp.storage import differences
 from msrm.gp.tree import model_arguments
 from msrm.recording import Recording
@@ -156,13 +156,13 @@ def sample_runs(
     FileExistsError
         When the folder holds archives of these groups and `resume` is not set.
     TypeError
-        For an estimator that is no GPMSRM.
+        For an estimator that is no GPMSRM, or a setting that the sampler does not have.
     RuntimeError
         For `devices` where no card is visible.
     ValueError
-        For another `by`, devices that are not there, a fold of the only run, archives in the folder that belong to
-        other data or settings (every difference named), or that
-        have more `draws`, or fewer and no blocks to extend.
+        For another `by`, a sampler or counts that cannot be, devices that are not there, a fold of the only run,
+        archives in the folder that belong to other data or settings (every difference named), or that have more
+        `draws`, or fewer and no blocks to extend.
     KeyboardInterrupt
         On Ctrl-C; finished archives and blocks stay, `resume` goes on.
     """
@@ -174,7 +174,9 @@ def sample_runs(
         )
     cards = _cards(devices)
     folder = Path(path)
-    sampling = {"sampler": sampler, "chains": chains, "warmup": warmup, "draws": draws, "seed": seed, **settings}
+    counts = {"chains": chains, "warmup": warmup, "draws": draws, "seed": seed}
+    checked_options(sampler, counts, settings, path=None, resume=False)
+    sampling = {"sampler": sampler, **counts, **settings}
     groups = [
         _Group(name, part, estimator, sampling, folder, keep_blocks) for name, part in _parts(recording, by).items()
     ]

@@ -45,7 +45,8 @@ class NutsSettings:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, found {getattr(self, name)!r}.")
         if not isinstance(self.target_accept, int | float | np.number) or not 0.0 < self.target_accept < 1.0:
             raise ValueError(f"target_accept must lie between 0 and 1, found {self.target_accept!r}.")
-        if not isinstance(self.max_tree_depth, int | np.integer) or not 1 <= self.max_tree_depth <= _DEEPEST:
+        deepest = self.max_tree_depth
+        if isinstance(deepest, bool) or not isinstance(deepest, int | np.integer) or not 1 <= deepest <= _DEEPEST:
             raise ValueError(f"max_tree_depth must be an integer from 1 to {_DEEPEST}, found {self.max_tree_depth!r}.")
 
     @classmethod
