@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -56,3 +58,11 @@ def workload() -> ModuleType:
 def forrest() -> Path:
     """The BIDS folder shared/recordings/forrest."""
     return shared_path("recordings", "forrest")
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A process that hears Ctrl-C: background jobs of a shell ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

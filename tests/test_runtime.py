@@ -482,6 +482,7 @@ def divide_or_wait(number, mark):
     return 1 / number
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_what_belongs_together():
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012

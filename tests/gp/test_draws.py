@@ -319,6 +319,7 @@ def test_features_without_data_are_no_channels_and_spoil_no_verdict():
     assert np.isnan(found.offset("p1", "brain").sel(feature="2")).all()
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("at", [23, 57, 100])  # warm-up and draws of the first chain, warm-up of the second
 def test_ctrl_c_within_a_sweep_changes_no_draw_of_the_resumed_run(fitted, draws, tmp_path, monkeypatch, at):
     model, recording = fitted
