@@ -93,6 +93,8 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
             max_iter=model.max_iter,
         )
         parameters = found.point.parameters
+    if arguments.device == "cuda":
+        return {"prepare_seconds": prepare, **compiled_gradient(likelihood, parameters, arguments)}
     backend, error = resolved(
         likelihood.backend,
         lambda one: likelihood.with_backend(one).value(parameters),
@@ -101,8 +103,6 @@ def time_gradient(recording: msrm.Recording, arguments: argparse.Namespace) -> d
     )
     if arguments.step is not None:
         backend = likelihood.backend.at_step(arguments.step)
-    if arguments.device == "cuda":
-        return {"prepare_seconds": prepare, **compiled_gradient(likelihood, parameters, arguments)}
     ascent = Ascent(likelihood.with_backend(backend))
     x, seconds = ascent.packed(parameters), []
     for _ in range(arguments.repeats + 1):

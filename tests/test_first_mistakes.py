@@ -91,12 +91,7 @@ def test_a_dict_in_place_of_a_recording_is_refused_everywhere():
             method = getattr(fit, name)
             if name.startswith("_") or not callable(method) or "recording" not in inspect.signature(method).parameters:
                 continue
-            if name in (
-                "prepared",
-                "standardization",
-                "likelihood_error",
-                "check_recording",
-            ):  # what samplers and benchmarks share
+            if name in ("prepared", "standardization", "likelihood_error"):  # what samplers and benchmarks share
                 continue
             rest = {"log_likelihood": ({},), "log_likelihood_and_gradient": ({},)}.get(name, ())
             with pytest.raises(TypeError, match=f"{name} takes a Recording, got dict. See msrm.Recording.from_dict"):

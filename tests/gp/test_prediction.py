@@ -296,10 +296,7 @@ def test_run_offsets_of_new_runs_are_inferred_or_uncertain():
 
 
 def test_run_offsets_of_a_new_run_are_at_their_mode(monkeypatch):
-    data, runs = made(1, runs=2), {}
-    for s in data.streams():
-        runs.setdefault(s.run, {}).setdefault(s.participant, {}).setdefault(s.run, {})[s.modality] = s.values, s.times
-    train, new = (msrm.Recording.from_dict(runs[name]) for name in ("run-1", "run-2"))
+    train, new = (made(1, runs=2).select(runs=[name]) for name in ("run-1", "run-2"))
     settings = {"likelihood": "dense", "n_starts": 1, "run_offsets": ("rating", "face"), "progress": False}
     model = GPMSRM(2, RESPONSES, length_scale=LENGTH_SCALE, **settings).fit(train)
     found, whole = [], prediction.with_run_offsets

@@ -6,12 +6,13 @@ preconditioner is the precision that offsets had were the latents known.
 """
 
 import numpy as np
+from scipy.sparse.linalg import LinearOperator, cg
 
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.parameters import Parameters
 
 _STEPS = 200
-_SMALL = 1e-9  # of the prior sd: steps below it end the search
+_SMALL = 1e-10  # of the slope at zero: what is left of it ends the search
 
 
 def with_run_offsets(likelihood: Likelihood, parameters: Parameters) -> Parameters:
@@ -50,19 +51,18 @@ def with_run_offsets(likelihood: Likelihood, parameters: Parameters) -> Paramete
         seen = moments[participant, modality]
         own = seen.scale * seen.run_rows[run] * seen.share + prior
         precision.append(np.broadcast_to(own, shape).ravel())
-    scale = np.concatenate(precision)
-    residual = slope(x, gradient)
-    direction = residual / scale
-    length = residual @ direction
-    for _ in range(_STEPS):
-        if not length > 0.0:
-            break
-        curved = residual - slope(x + direction, likelihood.value_and_gradient(named(x + direction))[1])
-        step = length / (direction @ curved) * direction
-        x = x + step
-        if np.abs(step).max() < _SMALL * prior**-0.5:
-            break
-        residual = residual - length / (direction @ curved) * curved
-        before, length = length, residual @ (residual / scale)
-        direction = residual / scale + length / before * direction
-    return named(x)
+    diagonal, at_zero = np.concatenate(precision), slope(x, gradient)
+
+    def curved(x: np.ndarray) -> np.ndarray:
+        return at_zero - slope(x, likelihood.value_and_gradient(named(x))[1])
+
+    shape = len(x), len(x)
+    return named(
+        cg(
+            LinearOperator(shape, matvec=curved, dtype=float),
+            at_zero,
+            rtol=_SMALL,
+            maxiter=_STEPS,
+            M=LinearOperator(shape, matvec=lambda y: y / diagonal, dtype=float),
+        )[0]
+    )

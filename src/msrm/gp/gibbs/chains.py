@@ -31,10 +31,10 @@ from msrm.gp.storage import (
 from msrm.rotation import PairBlocks
 from msrm.runtime.workers import uninterrupted
 
-__all__ = ["WINDOWS", "ChainJob", "light_layout", "run_chain"]
+__all__ = ["ChainJob", "light_layout", "run_chain", "window_ends"]
 
 # Proposals are refitted at these shares of the warm-up; the rest of it tunes their steps.
-WINDOWS = (0.05, 0.1, 0.25, 0.5, 0.9)
+_WINDOWS = (0.05, 0.1, 0.25, 0.5, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,11 @@ class ChainJob:
     seed: int
     flush_seconds: float = FLUSH_SECONDS
     supervised: bool = False
+
+
+def window_ends(warmup: int) -> set[int]:
+    """Sweeps of warm-up after which proposals are fitted."""
+    return {max(1, round(share * warmup)) for share in _WINDOWS}
 
 
 def light_layout(layout: NodeLayout) -> NodeLayout:
@@ -150,7 +155,7 @@ class _Chain:
     def run(self) -> None:
         if self.stopped:
             return
-        windows = {max(1, round(share * self.job.warmup)) for share in WINDOWS}
+        windows = window_ends(self.job.warmup)
         while self.warm < self.job.warmup:
             with uninterrupted():
                 self.advance(tune=True)
@@ -187,17 +192,17 @@ class _Chain:
             if os.getppid() != self.parent or self.stopped:
                 raise KeyboardInterrupt
 
+    @uninterrupted()
     def flush(self) -> None:
         """Everything made so far onto disk."""
         state = self.current.state.arrays() | self.sweeper.arrays() | {"rng": generator_state(self.rng)}
-        with uninterrupted():
-            if self.buffer:
-                draws = {name: np.array([draw[name] for draw in self.buffer]) for name in self.buffer[0]}
-                self.store.append(self.done, self.warm, draws, state)
-                self.done += len(self.buffer)
-                self.buffer = []
-            elif self.done == 0:
-                self.store.checkpoint(self.warm, state)
+        if self.buffer:
+            draws = {name: np.array([draw[name] for draw in self.buffer]) for name in self.buffer[0]}
+            self.store.append(self.done, self.warm, draws, state)
+            self.done += len(self.buffer)
+            self.buffer = []
+        elif self.done == 0:
+            self.store.checkpoint(self.warm, state)
         self.saved = time.monotonic()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msrm.gp.assembly import ChainDraws
 from msrm.gp.cyclic import Parallel
 from msrm.gp.data import NodeLayout
-from msrm.gp.gibbs.chains import WINDOWS, dispersed
+from msrm.gp.gibbs.chains import dispersed, window_ends
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native_data import ChainState
 from msrm.gp.gibbs.native_proposals import ROOM, Tuning
@@ -155,7 +155,7 @@ class _Chains:
     def run(self) -> None:
         """To the end, unless another process or the keyboard says stop."""
         total = self.warmup + self.draws
-        ends = sorted(self._windows() | {self.warmup, total})
+        ends = sorted(window_ends(self.warmup) | {self.warmup, total})
         while self.number < total:
             if not self.store.is_running:
                 raise KeyboardInterrupt
@@ -181,11 +181,9 @@ class _Chains:
             return self._advance(count)
         if not finite.all():
             raise FloatingPointError(f"chain {int(np.argmin(finite))}: the log likelihood is not finite")
-        draws = self._draws(made)
-        with uninterrupted():
-            self._moved_on(draws, made, count, tune=tune)
-        return None
+        return self._moved_on(self._draws(made), made, count, tune=tune)
 
+    @uninterrupted()
     def _moved_on(self, draws: Draws, made: dict[str, Any], count: int, *, tune: bool) -> None:
         """Take over what a dispatch made: states, tuning and draws of the same sweep."""
         self.states = [
@@ -206,14 +204,10 @@ class _Chains:
         self.number += count
         if not tune:
             self.buffer.append(draws)
-        elif self.number in self._windows():
+        elif self.number in window_ends(self.warmup) - {self.warmup}:
             for proposals in self.proposals:
                 for proposal in proposals:
                     proposal.fit()
-
-    def _windows(self) -> set[int]:
-        """Sweeps after which proposals are fitted."""
-        return {max(1, round(share * self.warmup)) for share in WINDOWS} - {self.warmup}
 
     def _stacked(self) -> ChainState:
         """All chains' states on the device, chains first."""
