@@ -1,7 +1,6 @@
 """What may be fitted, and asked of a fit, checked: targets by participant, sources, times by run (DESIGN 5, 9)."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, cast
@@ -10,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msrm.recording import Recording
-from msrm.recording_checks import PACKAGE
 from msrm.stream import Stream
+from msrm.warned import warn_caller
 
 Pair = tuple[str, str]
 Targets = Mapping[str, str | Sequence[str]] | None
@@ -84,11 +83,10 @@ def check_training(n_factors: Any, recording: Recording) -> None:
     """
     total = sum(len(recording.features(*pair)) for pair in recording.pairs)
     if isinstance(n_factors, int | np.integer) and n_factors > total:
-        warnings.warn(
+        warn_caller(
             f"n_factors={n_factors} exceeds the {total} features of all participants and modalities: the data cannot "
             "tell so many factors apart. Ask for fewer.",
             UserWarning,
-            skip_file_prefixes=(PACKAGE,),
         )
 
 

@@ -4,18 +4,16 @@ Each check takes all streams, in the order participant, run, modality. Refusals 
 but deserves a look is one :class:`~msrm.stream.RecordingWarning` for each kind, which counts the cases.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from msrm.stream import RecordingWarning, Stream
+from msrm.warned import warn_caller
 
 SHOWN = 5
 LONG_STEP = 100.0
 LONG_RUN = 12 * 3600.0
-PACKAGE = str(Path(__file__).parent)
 
 
 def refuse(streams: Sequence[Stream]) -> None:
@@ -158,4 +156,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _warn(what: str, cases: str, count: int) -> None:
     more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-    warnings.warn(f"{what}: {cases}{more}", RecordingWarning, stacklevel=2, skip_file_prefixes=(PACKAGE,))
+    warn_caller(f"{what}: {cases}{more}", RecordingWarning)

@@ -4,7 +4,6 @@ Arguments, density and gradient are :mod:`msrm.gp.model`; the search is :mod:`ms
 are functions of the plain :class:`~msrm.gp.fitted.FittedGP` that a fit ends in.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -30,8 +29,8 @@ from msrm.gp.translation import translated_start
 from msrm.gp.tree import fitted_from_tree, fitted_tree, starts_from_tree, starts_tree
 from msrm.nodes import usable_rows
 from msrm.recording import Recording
-from msrm.recording_checks import PACKAGE
 from msrm.regularized import ConvergenceWarning
+from msrm.warned import warn_caller
 
 _CONDITION_MODES = ("frozen",)
 
@@ -262,9 +261,7 @@ class GPMSRM(Fit[FittedGP], GPDensity):
             fitted, recording, self.standardization(recording), max_iter=self.max_iter, tolerance=self.tol
         )
         if not converged:
-            warnings.warn(
-                f"The calibration did not converge: {reason}.", ConvergenceWarning, skip_file_prefixes=(PACKAGE,)
-            )
+            warn_caller(f"The calibration did not converge: {reason}.", ConvergenceWarning)
         out = self._copy()
         out._describe(joined)
         return out
@@ -363,18 +360,21 @@ class GPMSRM(Fit[FittedGP], GPDensity):
         self.parameters_ = fitted.labelled
 
     def _warn(self, rivals: tuple[StartRecord, ...]) -> None:
-        said: list[tuple[str, type[Warning]]] = []
         for rival in rivals:
             scalars = ", ".join(f"{name} {value:.3g}" for name, value in rival.scalars.items())
-            found = f"Start {rival.name!r} ends in another basin, within 10 nats of the best ({scalars})."
-            said.append((f"{found} Report both, or sample the posterior.", UserWarning))
+            warn_caller(
+                f"Start {rival.name!r} ends in another basin, within 10 nats of the best ({scalars}). Report both, or "
+                "sample the posterior.",
+                UserWarning,
+            )
         if not self.converged_:
-            found = f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}."
-            said.append((f"{found} It is the best point so far; raise max_iter or n_starts.", ConvergenceWarning))
+            warn_caller(
+                f"The MAP did not converge after {self.n_iter_} iterations: {self.stop_reason_}. "
+                "It is the best point so far; raise max_iter or n_starts.",
+                ConvergenceWarning,
+            )
         elif not self.likelihood_error_ <= self.likelihood_tolerance:
             self._warn_error(self.likelihood_error_)
-        for message, category in said:
-            warnings.warn(message, category, skip_file_prefixes=(PACKAGE,))
 
 
 _EVIDENCE = (

@@ -4,7 +4,6 @@ This module turns constructor arguments into a :class:`~msrm.gp.parameters.Speci
 :class:`~msrm.gp.likelihood.Likelihood`, and evaluates both at any point. The fit is :mod:`msrm.gp.map`.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,9 +24,9 @@ from msrm.gp.terms import OrnsteinUhlenbeck, Residual
 from msrm.nodes import usable_rows
 from msrm.priors import Prior, Priors
 from msrm.recording import Recording
-from msrm.recording_checks import PACKAGE
 from msrm.regularized.scaling import pair_scale
 from msrm.responses import Free, Response
+from msrm.warned import warn_caller
 
 _UNIT_RANGE = 0.1, 10.0  # stream sds, in prior sds, that draw no warning
 
@@ -228,11 +227,10 @@ class GPDensity(Estimator):
         return likelihood.with_backend(backend), checked, error
 
     def _warn_error(self, error: float) -> None:
-        warnings.warn(
+        warn_caller(
             f"The log likelihood's error of {error:.3g} nats exceeds likelihood_tolerance="
             f"{self.likelihood_tolerance:g} on the finest grid tried; use likelihood='dense' to check.",
             UserWarning,
-            skip_file_prefixes=(PACKAGE,),
         )
 
     def prepared(
@@ -330,9 +328,8 @@ def _warn_units(participant: str, modality: str, mean: np.ndarray, sd: np.ndarra
     low, high = _UNIT_RANGE
     if low <= spread <= high and level <= high:
         return
-    warnings.warn(
+    warn_caller(
         f"{modality!r} of {participant}: features have a median sd of {spread:.3g} prior sds of a loading and a median "
         f"level of {level:.3g} prior sds of an offset. Use standardize=True, rescale the data, or widen Priors.",
         UnitsWarning,
-        skip_file_prefixes=(PACKAGE,),
     )

@@ -188,8 +188,10 @@ def sample_runs(
 
 
 def _cards(devices: Sequence[int] | None) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the devices; refuses those not there: what was asked for a card never runs on the
-    CPU, nor on a card that this process was not given."""
+    """What CUDA_VISIBLE_DEVICES calls the devices; refuses those that this process was not given.
+
+    What was asked for a card runs neither on the CPU nor on somebody else's card.
+    """
     if devices is None:
         return []
     found = visible_gpus()

@@ -5,7 +5,6 @@ weighted by ``p(new runs | member)``, Pareto-smoothed and refused where the weig
 the posterior of both recordings.
 """
 
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,9 @@ from msrm.gp.loo import members_left_out
 from msrm.gp.psis import good_k, smoothed
 from msrm.nodes import usable_rows
 from msrm.recording import Recording, concat_runs
-from msrm.recording_checks import PACKAGE
 from msrm.regularized import ConvergenceWarning
 from msrm.runtime.workers import parallel_map, worker_count
+from msrm.warned import warn_caller
 
 if TYPE_CHECKING:
     from msrm.gp.draws import Draws
@@ -123,10 +122,8 @@ def calibrated_draws(draws: "Draws", recording: Recording, *, n_jobs: int, progr
     )
     bad = [reason for _, converged, reason in found if not converged]
     if bad:
-        warnings.warn(
-            f"The calibration of {len(bad)} of {len(found)} members did not converge: {bad[0]}.",
-            ConvergenceWarning,
-            skip_file_prefixes=(PACKAGE,),
+        warn_caller(
+            f"The calibration of {len(bad)} of {len(found)} members did not converge: {bad[0]}.", ConvergenceWarning
         )
     names = [name for name in found[0][0] if name not in ensemble.parameters]
     added = {name: np.array([parameters[name] for parameters, _, _ in found]) for name in names}

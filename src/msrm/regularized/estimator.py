@@ -1,6 +1,5 @@
 """The estimator of R-MSRM: settings in, a fitted model and its evidence out (DESIGN 2, 9)."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -12,7 +11,6 @@ from msrm.asking import check_training, takes_recording
 from msrm.estimator import Estimator, Fit
 from msrm.quasi_newton import INTERRUPTED
 from msrm.recording import Recording
-from msrm.recording_checks import PACKAGE
 from msrm.regularized import labelled, prediction
 from msrm.regularized.assembly import Assembled, assembled
 from msrm.regularized.calibration import calibrated
@@ -23,6 +21,7 @@ from msrm.regularized.search import Start, search
 from msrm.regularized.settings import checked_settings
 from msrm.regularized.tree import model_from_tree, model_tree, node, plain_number, starts_from_tree, starts_tree
 from msrm.responses import Response
+from msrm.warned import warn_caller
 
 _PENALTIES = ("loading_ridge", "latent_ridge", "roughness")
 
@@ -384,10 +383,9 @@ class RMSRM(Fit[Model], Estimator):
     def _warn(self) -> None:
         if not self.converged_:
             advice = "It is the best point so far." if self.stop_reason_ == INTERRUPTED else "Raise max_iter or n_init."
-            warnings.warn(
+            warn_caller(
                 f"R-MSRM did not converge after {self.n_iter_} iterations: {self.stop_reason_}. {advice}",
                 ConvergenceWarning,
-                skip_file_prefixes=(PACKAGE,),
             )
 
 
