@@ -123,7 +123,7 @@ def test_a_moving_lag_compiles_nothing_and_stays_exact():
         assert_same_evidence(
             native.evidence("first", values, 2.5, statistics["first"]), expected, value=1e-10, gradient=1e-7
         )
-    assert compiled._cache_size() == 1
+    assert compiled.count == 1
 
 
 def test_an_outgrown_window_is_nan_and_says_so():

@@ -14,8 +14,12 @@ from nuts_problems import interrupted_after, tiny
 from scipy import stats
 
 import msrm
+from msrm.gp import programs
 from msrm.gp.dense import Dense
 from msrm.gp.gibbs.start import state_of
+from msrm.gp.nuts import chains as chains_module
+from msrm.gp.nuts import sampler as sampler_module
+from msrm.gp.nuts import start as start_module
 from msrm.gp.nuts.chains import STATISTICS, NutsJob, run_chain
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.density import Density
@@ -363,3 +367,20 @@ def test_what_the_other_sampler_or_the_size_forbids_is_refused(fitted):
         NutsSettings(metric="dense").check_size(1001)
     with pytest.raises(ValueError, match=r'3 loading rows, one a factor, but the streams have 2\. Use sampler="gibbs"'):
         pivot_rows({("p", "m"): np.ones((2, 3))}, {("p", "m"): 1.0})
+
+
+@pytest.mark.slow
+def test_compiled_chains_are_the_same_whichever_of_their_functions_came_compiled_from_elsewhere(fitted, monkeypatch):
+    """NumPyro's step is traced by settings of a start: one that was found compiled has traced none."""
+    for module in (chains_module, sampler_module, start_module):
+        monkeypatch.setattr(module, "runs_compiled", lambda backend: True)
+    monkeypatch.setattr(programs, "_ready", type(programs._ready)())
+    model, recording = fitted
+    options: dict[str, Any] = {"chains": 2, "warmup": 5, "draws": 3, "chain_method": "vectorized", "progress": False}
+    first = model.sample(recording, sampler="nuts", **options)
+    assert len(programs._ready) == 3
+    programs._ready.popitem()  # the step of all chains, made last
+    again = model.sample(recording, sampler="nuts", **options)
+    assert len(programs._ready) == 3
+    for name in ("noise", "response", "log_likelihood_marginal"):
+        np.testing.assert_array_equal(first.posterior[name], again.posterior[name])

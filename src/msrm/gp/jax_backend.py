@@ -20,11 +20,12 @@ from msrm.gp.blocks import Sequential, Solver
 from msrm.gp.cyclic import Parallel
 from msrm.gp.extrapolation import Extrapolated
 from msrm.gp.jax_pairs import ModalitySums
-from msrm.gp.jax_settings import FLOAT, compiler_options
+from msrm.gp.jax_settings import FLOAT
 from msrm.gp.jax_statespace import STATUS, ExtrapolatedChain, NodeStatistics, StateSpaceChain
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.node_terms import class_sums
 from msrm.gp.parameters import FreeLengthScale, Parameters
+from msrm.gp.programs import Program
 from msrm.gp.statespace import StateSpace
 from msrm.nodes import Evidence, GroupStatistics
 
@@ -126,7 +127,8 @@ class NativeStateSpace:
                 return chain.log_evidence(data, values, length_scale, statistics)
 
             made = jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True) if gradient else value
-            self._compiled[run, gradient] = jax.jit(made, compiler_options=compiler_options())
+            made_of = self.backend, run, chain.geometry, chain.solver, gradient
+            self._compiled[run, gradient] = Program(made, made_of)
         return self._compiled[run, gradient]
 
 
@@ -227,9 +229,9 @@ class NativeLikelihood:
             spans = layout.slices.items()
             return self._value(data, {name: vector[span].reshape(layout.shapes[name]) for name, span in spans})
 
-        made = value, jax.value_and_grad(value, argnums=1, has_aux=True)
-        options = compiler_options()
-        return jax.jit(made[0], compiler_options=options), jax.jit(made[1], compiler_options=options)
+        of, chain = self.likelihood, self.chain
+        made_of = of.specification, of.backend, of.layout.shapes, self._sums, chain.geometry, chain.solver
+        return Program(value, made_of), Program(jax.value_and_grad(value, argnums=1, has_aux=True), (made_of, "slopes"))
 
     def _packed(self, parameters: Mapping[str, Any]) -> Array:
         return jax.device_put(np.asarray(self.likelihood.layout.packed(dict(parameters)), dtype=FLOAT))

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from msrm.gp.blocks import Solver, log_evidence, pad, pad_identity
-from msrm.gp.chain import chain_of, runs_of
+from msrm.gp.chain import Chain, chain_of, runs_of
 from msrm.gp.cholesky import DIAGNOSTICS
 from msrm.gp.extrapolation import Extrapolated
 from msrm.gp.jax_cholesky import log_determinant_and_solve
@@ -133,6 +133,11 @@ class StateSpaceChain:
             self.rows[modality], data = window_rows(backend, self.chain, modality, length_scale)
             self.data[modality] = jax.device_put(data)
         self.counts = {m: sum(group.n_nodes for _, _, group in runs_of(backend, m)) for m in modalities}
+
+    @property
+    def geometry(self) -> tuple[Chain, ...]:
+        """Blocks: what a trace follows from beside the backend."""
+        return (self.chain,)
 
     @property
     def order(self) -> int:
@@ -278,6 +283,11 @@ class ExtrapolatedChain:
         )
         self.chain, self.counts = self.fine.chain, self.fine.counts
         self.data = {"fine": self.fine.data, "coarse": self.coarse.data}
+
+    @property
+    def geometry(self) -> tuple[Chain, ...]:
+        """Blocks of both grids."""
+        return self.fine.chain, self.coarse.chain
 
     @property
     def order(self) -> int:

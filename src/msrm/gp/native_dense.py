@@ -19,6 +19,7 @@ from msrm.gp.covariance import cross_covariance
 from msrm.gp.dense import Dense, distinct_lags
 from msrm.gp.jax_cholesky import device_memory, guard
 from msrm.gp.jax_dense import dense_evidence, dense_evidence_by_panels
+from msrm.gp.programs import Program
 from msrm.nodes import Evidence, GroupStatistics, NodeGroup
 
 __all__ = ["NativeDense"]
@@ -40,6 +41,7 @@ class NativeDense:
 
     def __init__(self, backend: Dense) -> None:
         self.backend = backend
+        self._programs: dict[Any, Program] = {}
         self._lags: dict[str, dict[Pair, tuple[np.ndarray, Array]]] = {}
         for run, groups in backend.groups.items():
             names, lags = list(groups), {}
@@ -81,12 +83,18 @@ class NativeDense:
             )
         given = {name: _given(groups[name], one) for name, one in statistics.items() if name in groups}
         index = {pair: place for pair, (_, place) in self._lags[run].items()}
-        made = _evaluated(tuple(groups), index, tables, slopes, given, gradient=gradient, panel=panel)
+        made = self._program(tuple(groups), gradient, panel)(index, tables, slopes, given)
         value = float(made["value"])
         if not np.isfinite(value):
             finite = all(np.isfinite(table).all() for table in tables.values())
             return Evidence.failed(DIAGNOSTICS[2 if finite else 1])
         return self._collected(run, jax.tree.map(np.asarray, made)) if gradient else Evidence(value)
+
+    def _program(self, names: tuple[str, ...], gradient: bool, panel: int | None) -> Program:
+        made_of = names, gradient, panel
+        if made_of not in self._programs:
+            self._programs[made_of] = Program(partial(_evaluated, *made_of), made_of)
+        return self._programs[made_of]
 
     def posterior(
         self,
@@ -152,16 +160,14 @@ def _rows(matrix: Array, starts: dict[str, slice], given: Any, slopes: Any) -> A
     return jnp.concatenate(parts)
 
 
-@partial(jax.jit, static_argnames=("names", "gradient", "panel"))
 def _evaluated(
     names: tuple[str, ...],
+    gradient: bool,
+    panel: int | None,
     index: dict[Pair, Array],
     tables: dict[Pair, Array],
     slopes: dict[Pair, dict[Pair, Array]],
     given: dict[str, Any],
-    *,
-    gradient: bool,
-    panel: int | None,
 ) -> dict[str, Any]:
     """The log evidence and, with ``gradient``, its derivatives in tables' parameters, D, h and coefficients."""
     blocks = {pair: table[index[pair]] for pair, table in tables.items()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msrm.gp.assembly import ChainDraws
 from msrm.gp.cyclic import Parallel
 from msrm.gp.data import NodeLayout
-from msrm.gp.gibbs.chains import dispersed, window_ends
+from msrm.gp.gibbs.chains import dispersed, light_layout, window_ends
 from msrm.gp.gibbs.compiled import unsupported
 from msrm.gp.gibbs.native_data import ChainState
 from msrm.gp.gibbs.native_proposals import ROOM, Tuning
@@ -27,8 +27,9 @@ from msrm.gp.gibbs.native_sweep import NativeSweeper
 from msrm.gp.gibbs.proposals import BlockProposal
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
-from msrm.gp.jax_settings import FLOAT, compiler_options
+from msrm.gp.jax_settings import FLOAT
 from msrm.gp.parameters import Specification
+from msrm.gp.programs import Program
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import FLUSH_SECONDS, DrawStore
 from msrm.runtime.workers import uninterrupted
@@ -144,7 +145,9 @@ class _Chains:
         )
         some = partial(self.sweeper.sweeps, count=_SWEEPS)
         over_chains = jax.vmap(some, in_axes=(None, 0, 0, 0, 0, None, None))
-        self.compiled = jax.jit(over_chains, compiler_options=compiler_options())
+        job = self.job
+        made_of = job.specification, light_layout(job.layout), job.backend, values, self.room, _SWEEPS
+        self.compiled = Program(over_chains, made_of)
         self.places = {
             place: (modality, index, row)
             for modality, stacks in self.sweeper.stacks.items()

@@ -25,10 +25,10 @@ from msrm.gp.gibbs import moves
 from msrm.gp.gibbs.chains import record
 from msrm.gp.gibbs.state import State
 from msrm.gp.gibbs.sweep import Sweeper
-from msrm.gp.jax_settings import compiler_options
 from msrm.gp.nuts.density import Density, runs_compiled
 from msrm.gp.nuts.settings import NutsSettings
 from msrm.gp.nuts.start import Beginning
+from msrm.gp.programs import Program
 from msrm.gp.statespace import StateSpace
 from msrm.gp.storage import FLUSH_SECONDS, PROGRESS_SECONDS, ChainStore, DrawStore
 from msrm.nodes import Backend
@@ -101,11 +101,13 @@ class _Kernel:
         self.sweeper = Sweeper(coordinates.specification, job.layout, job.grid)
         self._start, self._next = hmc(potential_fn_gen=self.density.potential, algo="NUTS")
         self.arguments = self.density.data, jax.tree.map(jnp.asarray, self.beginning.whitening)
-        # NumPyro's step uses the settings of the start before it, so that resumed chains are started as well.
-        options = compiler_options()
-        self._first = jax.jit(self._begun, compiler_options=options)
-        self.step = jax.jit(lambda state, arguments: self._next(state, arguments), compiler_options=options)
-        self.step_all = jax.jit(jax.vmap(self._next, in_axes=(0, None)), compiler_options=options)
+        made_of = coordinates, job.backend, job.settings, job.warmup
+        compiled = self.density.host is None
+        self._first, self.step, self.step_all = (
+            # A call back to the host belongs to this density alone.
+            Program(function, (made_of, name)) if compiled else jax.jit(function)
+            for name, function in (("first", self._begun), ("step", self._stepped), ("all", self._all_stepped))
+        )
 
     def first(self, index: int) -> Any:
         """State of a chain before its first step."""
@@ -127,6 +129,18 @@ class _Kernel:
         )
         # Numbers become arrays of their own type, as after a step: the kernel compiles once.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+
+    def _stepped(self, state: Any, arguments: Any) -> Any:
+        self._prepare(state.z, state.rng_key, arguments)
+        return self._next(state, arguments)
+
+    def _all_stepped(self, states: Any, arguments: Any) -> Any:
+        self._prepare(states.z[0], states.rng_key[0], arguments)
+        return jax.vmap(self._next, in_axes=(0, None))(states, arguments)
+
+    def _prepare(self, z: Any, key: Any, arguments: Any) -> None:
+        """NumPyro's step uses the settings of a start traced before it, which may have come compiled from elsewhere."""
+        jax.eval_shape(self._begun, z, key, arguments)
 
     def draws(self, index: int, first: int, positions: Sequence[NDArray[np.float64]]) -> list[dict[str, Any]]:
         """What is kept of positions z, the first of which is draw number `first`."""

@@ -15,11 +15,11 @@ from jax import Array
 from numpy.typing import NDArray
 
 from msrm.gp.jax_backend import NativeLikelihood
-from msrm.gp.jax_settings import compiler_options
 from msrm.gp.likelihood import Likelihood
 from msrm.gp.nuts.coordinates import Coordinates
 from msrm.gp.nuts.host import HostLikelihood
 from msrm.gp.nuts.whitening import Whitening
+from msrm.gp.programs import Program
 from msrm.gp.statespace import StateSpace
 from msrm.nodes import Backend
 
@@ -64,7 +64,9 @@ class Density:
         else:
             self.host = host = HostLikelihood(likelihood)
             self._log_likelihood = lambda data, packed: host.log_likelihood(packed)
-        self._compiled = jax.jit(jax.value_and_grad(self.log_density), compiler_options=compiler_options())
+        slopes = jax.value_and_grad(self.log_density)
+        # A call back to the host belongs to this density alone.
+        self._compiled = Program(slopes, (coordinates, backend)) if compiled else jax.jit(slopes)
         self._parts = jax.jit(jax.vmap(lambda x: (coordinates.packed(x), coordinates.log_prior(x))))
 
     def log_density(self, x: Array, data: Any) -> Array:
