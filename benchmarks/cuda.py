@@ -7,9 +7,9 @@
 Sections: `likelihood` (whole log likelihood and gradient by features and length), `evaluation` (the same as fits make
 it, sums on the host), `profile` (a gradient's kernels), `dense` (gradient against the raw factorization), `kernels`
 (what a level of cyclic reduction is made of), `tuning` (settings of the block solver), `cache` (second start of a
-process with JAX's persistent compilation cache), `memory` (the largest dense order), `chains` (vectorized), `flags`
-(XLA's own settings), `blocks` (the table of DESIGN 7). Times are medians after a warm-up; compilation is apart.
-Recordings are those of `msrm.simulate`, which are the workload's shape.
+process with JAX's persistent compilation cache), `memory` (the largest dense order), `fits` (whole MAPs beside the
+CPU's), `chains` (vectorized), `flags` (XLA's own settings), `blocks` (the table of DESIGN 7). Times are medians after a
+warm-up; compilation is apart. Recordings are those of `msrm.simulate`, which are the workload's shape.
 """
 
 import argparse
@@ -34,6 +34,7 @@ SECTIONS = (
     "tuning",
     "cache",
     "memory",
+    "fits",
     "chains",
     "flags",
     "blocks",
@@ -352,6 +353,32 @@ def evaluation(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     for times in (0.2,) if small else (1, 4):
         yield f"{times} x", lambda t=times: figure(t * LENGTH, 0.9 if small else 0.45)
+
+
+def fits(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A whole MAP on the CPU and on the card, by length: compiled within it, and again."""
+
+    def figure(times: float, devices: tuple[str, ...]) -> Record:
+        from ours import gp
+
+        import msrm
+
+        recording, _ = msrm.simulate(features=6 if small else 360, seconds=times * LENGTH)
+        found: Record = {}
+        for device in devices:
+            settings = {"likelihood": "statespace", "n_starts": 1, "progress": False}
+            model = gp(**settings, device="cpu" if small else device)
+            for which in ("first_s", "again_s") if device == "cuda" else ("s",):
+                start = time.perf_counter()
+                model.fit(recording)
+                found[f"{device}_{which}"] = time.perf_counter() - start
+            found |= {f"{device}_objective": model.objective_, f"{device}_error": model.likelihood_error_}
+        return found
+
+    for times, devices in (
+        ((0.2, ("cpu", "cuda")),) if small else ((1, ("cpu", "cuda")), (8, ("cpu", "cuda")), (32, ("cuda",)))
+    ):
+        yield f"{times} x", lambda t=times, d=devices: figure(t, d)
 
 
 def chains(small: bool) -> Iterator[tuple[str, Callable[[], Any]]]:

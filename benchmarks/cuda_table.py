@@ -6,6 +6,7 @@ python benchmarks/cuda_table.py            # benchmarks/qualification.json and c
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -55,11 +56,41 @@ def figures(found: dict[str, Any]) -> str:
         )
     lines += ["", "| what | figure | target |", "| --- | --- | --- |"]
     lines += [f"| {what} | {figure} | {target} |" for what, figure, target in _others(found)]
-    return "\n".join(lines)
+    return "\n".join(lines + _first_calls() + _fits(found))
+
+
+def _first_calls() -> list[str]:
+    """What each entry point costs when a process calls it first (benchmarks/first_calls.py)."""
+    path = HERE / "first_calls.json"
+    if not path.exists():
+        return []
+    entries = [one for one in json.loads(path.read_text())["entries"].values() if "first_s" in one]
+    lines = [
+        "| call, s | first, nothing cached | again in the process | first of a later process |",
+        "| --- | --- | --- | --- |",
+    ]
+    for one in entries:
+        figures = (one["first_s"], one["again_s"], one["first_with_filled_cache_s"])
+        lines.append(" | ".join([f"| `{one['call']}`", *(f"{figure:.2g}" for figure in figures)]) + " |")
+    starts = [start for one in entries for start in one["jax_start_s"]]
+    lines.append(f"| JAX's own start, before any of them | {median(starts):.2g} | | {median(starts):.2g} |")
+    return ["", *lines]
+
+
+def _fits(found: dict[str, Any]) -> list[str]:
+    """Whole MAPs on the CPU and on the card."""
+    lines = [
+        "| MAP of 360 features, one start, s | CPU, 4 threads | card | again in the process |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, one in found.get("fits", {}).items():
+        cpu = f"{one['cpu_s']:.1f}" if "cpu_s" in one else "not run"
+        lines.append(f"| {name} | {cpu} | {one['cuda_first_s']:.1f} | {one['cuda_again_s']:.1f} |")
+    return ["", *lines] if len(lines) > 2 else []
 
 
 def _others(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    out, dense = [], found.get("dense", {})
+    out, dense = _peer(), found.get("dense", {})
     raw, gradient = (
         dense.get(f"{n}, dimension 2730", {}).get("ms") for n in ("raw cholesky and inverse", "value and gradient")
     )
@@ -75,6 +106,27 @@ def _others(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     memory = found.get("memory", {}).get("dense by panels", {})
     if "largest_order" in memory:
         out.append(("largest dense order, K times nodes", f"{memory['largest_order']:,}", ""))
+    return out
+
+
+def _peer() -> list[tuple[str, str, str]]:
+    """Both packages in turns on the workload's recording, at the MAP (benchmarks/compare.py)."""
+    out = []
+    for features in (360, 3600):
+        path = HERE / f"gradient_cuda_{features}.json"
+        if path.exists():
+            one = json.loads(path.read_text())
+            ours, peer = (1e3 * one["median_seconds"][name] for name in ("msrm", "peer"))
+            error = one["runs"]["msrm"][0]["likelihood_error"]
+            figure = f"{ours:.1f} ms, the peer {peer:.1f} ms: {one['ratio']:.1f} x; error {error:.3f} nats"
+            missed = "" if ours <= 5.0 and error < 0.05 else ", missed"
+            out.append(
+                (
+                    f"value and gradient at the MAP beside the peer, features {features:,}",
+                    figure,
+                    f"5 ms at 0.05 nats{missed}",
+                )
+            )
     return out
 
 

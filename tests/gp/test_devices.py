@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 import msrm
-from msrm.gp import devices
+from msrm.gp import devices, model, native_grid
 from msrm.gp.dense import Dense
-from msrm.gp.devices import cuda_problem, evaluation_placement, on_device, sweep_placement, use_compilation_cache
+from msrm.gp.devices import (
+    Placement,
+    cuda_problem,
+    evaluation_placement,
+    on_device,
+    sweep_placement,
+    use_compilation_cache,
+)
+from msrm.gp.jax_backend import NativeStateSpace
 from msrm.gp.native_dense import NativeDense
 from msrm.gp.native_grid import NativeGrid
 from msrm.gp.statespace import StateSpace
@@ -55,12 +63,15 @@ def test_without_a_card_auto_is_the_cpu_and_cuda_an_error_that_says_what_to_do(m
 
 
 def test_a_card_is_taken_where_it_is_estimated_to_be_faster(card):
-    assert evaluation_placement("auto", backend()).platform == "cpu"
-    long = evaluation_placement("auto", backend(200_000.0))
+    # A dense gradient of order 2,700 takes a second on a core and six milliseconds on a card.
+    long = evaluation_placement("auto", Dense(backend(1000.0).groups, 2))
     assert long.platform == "cuda"
     assert "on the card with its compilation" in long.reason
-    # A dense gradient of order 2,700 takes a second on a core and six milliseconds on a card.
-    assert evaluation_placement("auto", Dense(backend(1000.0).groups, 2)).platform == "cuda"
+    # Fits on latent grids, of whatever length, were no faster on the card (benchmarks/cuda.json, fits).
+    for seconds in (30.0, 200_000.0):
+        found = evaluation_placement("auto", backend(seconds))
+        assert found.platform == "cpu"
+        assert "no less time on the card" in found.reason
     assert evaluation_placement("auto", Dense(backend(100.0).groups, 2)).platform == "cpu"
     assert evaluation_placement("cuda", backend()) == devices.Placement("cuda", "device='cuda' was asked for")
     assert evaluation_placement("cpu", backend(200_000.0)).platform == "cpu"
@@ -84,6 +95,7 @@ def test_problems_of_jax_are_named(card, monkeypatch):
     monkeypatch.setattr(devices, "version", versions.__getitem__)
     assert "plugin 0.11.1 does not match jaxlib 0.11.2" in cuda_problem(probe=True)
     versions["jax-cuda13-plugin"] = "0.11.2"
+    monkeypatch.setattr(devices, "nvidia_driver", lambda: None)
     monkeypatch.setattr(devices, "probe_jax", lambda: {"error": "was ended by signal 6"})
     assert cuda_problem(probe=True) == "JAX does not start (was ended by signal 6)"
     monkeypatch.setattr(devices, "find_spec", lambda name: None)
@@ -100,6 +112,51 @@ def test_the_compilation_cache_is_the_owners_alone(tmp_path, monkeypatch):
     assert use_compilation_cache(tmp_path) is None
 
 
+@pytest.fixture
+def probes(card, tmp_path, monkeypatch):
+    """A home of its own, and how often JAX was tried in a child process."""
+    found, told = [], {"platform": "gpu"}
+    monkeypatch.setattr(devices.Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(devices, "version", lambda name: "0.11.2")
+    monkeypatch.setattr(devices, "jax_facts", lambda: None)
+    monkeypatch.setattr(devices, "nvidia_driver", lambda: "580.1")
+    monkeypatch.setattr(devices, "probe_jax", lambda: found.append(1) or told)
+    return found, told
+
+
+def test_jax_is_tried_in_a_child_process_once_for_the_same_versions_driver_and_settings(probes, monkeypatch):
+    tried, _ = probes
+    for _ in range(3):
+        assert cuda_problem(probe=True) == ""
+    assert len(tried) == 1
+    changes = [
+        lambda patch: patch.setattr(devices, "nvidia_driver", lambda: "590.1"),
+        lambda patch: patch.setattr(devices, "versions", lambda: {"jax": "0.11.3"}),
+        lambda patch: patch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0"),
+    ]
+    for count, change in enumerate(changes, start=2):
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert cuda_problem(probe=True) == cuda_problem(probe=True) == ""
+            assert len(tried) == count
+
+
+@pytest.mark.parametrize("how", ["failed", "on the CPU", "unknown driver", "broken file"])
+def test_jax_is_tried_again_after_anything_but_a_good_start(probes, monkeypatch, how):
+    tried, told = probes
+    if how == "broken file":
+        assert cuda_problem(probe=True) == ""
+        next(devices.cache_folder().iterdir()).write_text("{}")
+    elif how == "unknown driver":
+        monkeypatch.setattr(devices, "nvidia_driver", lambda: None)
+    else:
+        told.clear()
+        told |= {"error": "was ended by signal 6"} if how == "failed" else {"platform": "cpu"}
+    for _ in range(2):
+        cuda_problem(probe=True)
+    assert len(tried) == 2
+
+
 def test_backends_on_the_device_agree_with_those_on_the_host(monkeypatch):
     monkeypatch.setattr(devices, "use_compilation_cache", lambda: None)
     host, rng = backend(12.0), np.random.default_rng(0)
@@ -113,14 +170,56 @@ def test_backends_on_the_device_agree_with_those_on_the_host(monkeypatch):
     assert isinstance(native, NativeGrid)
     assert native.with_moments(2) is native
     expected = host.evidence("run", values, 3.0, statistics, False)
-    found = native.evidence("run", values, 3.0, statistics, False)
+    # Values alone choose grids, where no compilation pays: they are the host's.
+    assert native.evidence("run", values, 3.0, statistics, False).log_evidence == expected.log_evidence
+    assert not native.compiled
+    found = native.evidence("run", values, 3.0, statistics)
     np.testing.assert_allclose(found.log_evidence, expected.log_evidence, rtol=1e-12)
+    assert len(native.compiled) == 1
     finer = native.at_step(0.45)
     assert isinstance(finer, NativeGrid)
     assert finer.compiled is native.compiled  # nothing compiled is lost by refining and coming back
     dense = on_device(Dense(host.groups, 2))
     assert isinstance(dense, NativeDense)
     assert dense.posterior("run", values, 3.0, statistics).factor.ok
+
+
+def test_a_response_that_outgrows_its_windows_compiles_once_more_for_all_that_its_bounds_allow(monkeypatch):
+    monkeypatch.setattr(devices, "use_compilation_cache", lambda: None)
+    built = []
+    monkeypatch.setattr(
+        native_grid, "NativeStateSpace", lambda *a, **k: built.append(k["room"]) or NativeStateSpace(*a, **k)
+    )
+    times = np.arange(0.0, 30.0, 1.0)
+    response = msrm.Gaussian(width=msrm.Free(0.3, bounds=(0.2, 4.0)), lag=0.0)
+    groups = {"run": {"rating": NodeGroup("rating", times, response)}}
+    host = StateSpace(groups, 1, 0.9)
+    given = {"rating": GroupStatistics(np.ones((1, 1, 1)), np.zeros(30, int), np.sin(times)[:, None])}
+    native = on_device(host)
+    for width in (0.3, 0.35, 2.5, 4.0, 0.2):
+        values = {"rating": {"width": width}}
+        found, expected = (one.evidence("run", values, 3.0, given) for one in (native, host))
+        np.testing.assert_allclose(found.log_evidence, expected.log_evidence, rtol=1e-9)
+    assert built == [1.25, np.inf]
+
+
+def test_fits_and_evaluations_on_the_device_are_those_of_the_host(monkeypatch):
+    recording = msrm.simulate(features=4, seconds=20.0, factors=1)[0]
+    responses = {name: msrm.Identity() for name in recording.modalities}
+    arguments = {"likelihood": "statespace", "n_starts": 1, "progress": False}
+    host = msrm.GPMSRM(1, responses, device="cpu", **arguments).fit(recording)
+    monkeypatch.setattr(devices, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(model, "evaluation_placement", lambda *_: Placement("cuda", "a rehearsal"))
+    native = msrm.GPMSRM(1, responses, **arguments).fit(recording)
+    assert native.backend_["device"] == "cuda"
+    assert abs(native.objective_ - host.objective_) < 0.1
+    value, gradient = native.log_likelihood_and_gradient(recording, native.parameters_)
+    assert native.log_likelihood(recording, native.parameters_) == value
+    exact = msrm.GPMSRM(1, responses, likelihood="dense")
+    expected, slopes = exact.log_likelihood_and_gradient(recording, native.parameters_)
+    assert abs(value - expected) < 0.05
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(gradient[name], slope, rtol=1e-2, atol=0.2)
 
 
 def test_a_model_refuses_a_card_that_is_not_there():

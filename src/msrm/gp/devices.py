@@ -5,10 +5,13 @@ one H200 say that compiling pays. ``"cuda"`` without a device that works is an e
 """
 
 import hashlib
+import json
+import os
 import platform
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -20,22 +23,24 @@ from msrm.gp.backends import LatentBackend, band_seconds, dense_seconds
 from msrm.gp.dense import Dense
 from msrm.gp.statespace import StateSpace
 from msrm.runtime import available_cores
+from msrm.runtime.facts import nvidia_driver, versions
 from msrm.runtime.probe import jax_facts, probe_jax
 from msrm.runtime.warn import visible_gpus
+from msrm.sealed import replacing
 
 __all__ = ["DEVICES", "Placement", "evaluation_placement", "on_device", "sweep_placement"]
 
 DEVICES = ("auto", "cpu", "cuda")
+_GPU = ("gpu", "cuda")
+_SETTINGS = ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "LD_LIBRARY_PATH")  # that change how JAX starts
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _INSTALL = "pip install 'msrm[bayesian-cuda]'"
 # Measured on one H200 (benchmarks/cuda.json): seconds to compile a fit's or a sampler's functions, and to evaluate.
-_COMPILE = 20.0  # 5 s for each grid and kind of evaluation
+_COMPILE = 20.0  # 5 s for each grid
 _COMPILE_SWEEPS = 25.0  # of whole sweeps at 3,600 features, on eight cores
 _EVALUATIONS = 150  # values and gradients of a usual fit
 _EVALUATION = 0.004  # launches and transfers; sums over the data are the host's either way
-# Over one core as `msrm.gp.backends` estimates it: 1.4 s for order 2,730 take 6 ms; 35 and 93 ms for grids of 450 s
-# and half an hour take 13 and 29, sums on the host included.
-_DENSE_SPEEDUP, _BAND_SPEEDUP = 200.0, 4.0
+_DENSE_SPEEDUP = 200.0  # over one core as `msrm.gp.backends` estimates it: 1.4 s for order 2,730 take 6 ms
 _SWEEP = 2.0  # sweeps' time over that of a gradient
 _LAUNCHES, _CHAIN_SPEEDUP = 0.007, 80.0  # of a sweep of all chains; of each chain's arithmetic over one core
 
@@ -69,9 +74,10 @@ def evaluation_placement(device: str, backend: LatentBackend) -> Placement:
     RuntimeError
         When CUDA is asked for and cannot be used; the message says what to do.
     """
+    if device == "auto" and not isinstance(backend, Dense) and visible_gpus():
+        return Placement("cpu", "a fit on a latent grid takes no less time on the card: the CPU's cells have moments")
     one = evaluation_seconds(backend)
-    speedup = _DENSE_SPEEDUP if isinstance(backend, Dense) else _BAND_SPEEDUP
-    on_card = _COMPILE + _EVALUATIONS * (_EVALUATION + one / speedup)
+    on_card = _COMPILE + _EVALUATIONS * (_EVALUATION + one / _DENSE_SPEEDUP)
     return _placed(device, "a fit", _EVALUATIONS * one, on_card)
 
 
@@ -138,11 +144,11 @@ def cuda_problem(*, probe: bool) -> str:
         plugin, library = version(plugins[0].replace("_", "-")), version("jaxlib")
         if plugin != library:
             return f"the CUDA plugin {plugin} does not match jaxlib {library}. Run: {_INSTALL} --upgrade"
-        found = probe_jax() if probe else None
+        found = _probed() if probe else None
         if found is not None and "error" in found:
             return f"JAX does not start ({found['error']})"
         facts = found or {"platform": import_module("jax").default_backend()}
-    if facts["platform"] not in ("gpu", "cuda"):
+    if facts["platform"] not in _GPU:
         return f"JAX runs on {facts['platform']}. Run: unset JAX_PLATFORMS"
     return ""
 
@@ -155,22 +161,43 @@ def on_device(backend: LatentBackend) -> Any:
     return import_module("msrm.gp.native_grid").NativeGrid.of(backend)
 
 
-def use_compilation_cache(home: Path | None = None) -> Path | None:
-    """Let JAX keep what it compiles, unless the user set a folder or switched it off; the folder.
+def cache_folder(home: Path | None = None) -> Path | None:
+    """The owner's folder for what is compiled, made where there is none; None where others could write it.
 
-    Others could make a shared folder run their code: it is the owner's alone, with versions and processor in its name.
+    What lies there is run as code: it is the owner's alone, with versions and processor in its name.
     """
-    jax = import_module("jax")
-    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
-        return None
     kind = hashlib.sha256(f"{platform.processor()} {platform.machine()} {sys.version}".encode()).hexdigest()[:8]
     folder = (home or Path.home()) / ".cache" / "msrm" / f"xla-{version('jaxlib')}-{kind}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return None
+        return None if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) else folder
     except OSError:
         return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def use_compilation_cache(home: Path | None = None) -> Path | None:
+    """Let JAX keep what it compiles, unless the user set a folder or switched it off; the folder."""
+    jax = import_module("jax")
+    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+        return None
+    folder = cache_folder(home)
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # Small functions too: a sampler's first sweep compiles dozens.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
+
+
+def _probed() -> dict[str, Any] | None:
+    """What a child process finds of JAX; after a good start the same versions and settings are not tried again."""
+    folder, driver = cache_folder(), nvidia_driver()
+    same = {"driver": driver, "versions": versions(), "settings": {name: os.environ.get(name) for name in _SETTINGS}}
+    path = None if folder is None or driver is None else folder / "started.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path is not None and (kept := json.loads(path.read_text()))["same"] == same:
+            return {"platform": str(kept["platform"])}
+    found = probe_jax()
+    if path is not None and found is not None and found.get("platform") in _GPU:
+        with suppress(OSError), replacing(path) as aside:
+            aside.write_text(json.dumps({"same": same, "platform": found["platform"]}))
+    return found

@@ -188,7 +188,9 @@ class GPDensity(Estimator):
         ValueError
             For parameters that do not fit the recording or lie outside their bounds.
         """
-        return self.likelihood_error(recording, parameters).log_likelihood
+        likelihood, checked, error, device = self._at(recording, parameters)
+        # Grids are chosen by the host's values.
+        return error.log_likelihood if device == "cpu" else likelihood.value_and_gradient(checked)[0]
 
     @takes_recording
     def log_likelihood_and_gradient(
@@ -203,7 +205,7 @@ class GPDensity(Estimator):
         float, {name: array}
             The gradient is that of the value returned, at the same grid spacing.
         """
-        likelihood, checked, _ = self._at(recording, parameters)
+        likelihood, checked, *_ = self._at(recording, parameters)
         return likelihood.value_and_gradient(checked)
 
     @takes_recording
@@ -213,8 +215,8 @@ class GPDensity(Estimator):
 
     def _at(
         self, recording: Recording, parameters: Mapping[str, Any]
-    ) -> tuple[Likelihood, Parameters, LikelihoodError]:
-        likelihood, _ = self.prepared(recording, reduce=False)
+    ) -> tuple[Likelihood, Parameters, LikelihoodError, str]:
+        likelihood, choice = self.prepared(recording, reduce=False)
         checked = likelihood.layout.checked(parameters)
         backend, error = resolved(
             likelihood.backend,
@@ -224,7 +226,7 @@ class GPDensity(Estimator):
         )
         if error.error > self.likelihood_tolerance:
             self._warn_error(error.error)
-        return likelihood.with_backend(backend), checked, error
+        return likelihood.with_backend(backend), checked, error, choice.device
 
     def _warn_error(self, error: float) -> None:
         warn_caller(

@@ -1,12 +1,15 @@
 """The state-space backend of `msrm.gp.statespace`, its log evidence computed by JAX on the default device.
 
-Everything but :meth:`NativeGrid.evidence` is inherited: grids, spacings, residual variances, posteriors for
-predictions. Compiled functions are shared by all spacings and by copies of one backend; a response that outgrows its
-windows compiles them anew.
+Everything but the gradient of :meth:`NativeGrid.evidence` is inherited: grids, spacings, residual variances, posteriors
+for predictions, and values alone, which choose a grid: compiling each would take longer than all of them do. Compiled
+functions are shared by all spacings and by copies of one backend. A response that outgrows its windows compiles once
+more, for the longest that its bounds allow.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+
+import numpy as np
 
 from msrm.gp.jax_backend import NativeStateSpace
 from msrm.gp.jax_statespace import STATUS
@@ -16,6 +19,7 @@ from msrm.nodes import Evidence, GroupStatistics
 __all__ = ["NativeGrid"]
 
 _OUTGROWN = STATUS[3]
+_ROOM = 1.25
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,16 @@ class NativeGrid(StateSpace):
         gradient: bool = True,
     ) -> Evidence:
         """Log evidence of one run and its derivatives (`msrm.nodes.Backend`)."""
+        if not gradient:
+            return super().evidence(run, response_values, length_scale, statistics, False)
         key = run, self.step, self.residual
-        for _ in range(2):
+        for room in (_ROOM, np.inf):
             if key not in self.compiled:
                 plain = {one.name: getattr(self, one.name) for one in fields(StateSpace)}
                 backend = StateSpace(**(plain | {"groups": {run: self.groups[run]}, "moments": 0}))
-                self.compiled[key] = NativeStateSpace(backend, values=response_values)
-            found = self.compiled[key].evidence(run, response_values, length_scale, statistics, gradient)
+                self.compiled[key] = NativeStateSpace(backend, values=response_values, room=room)
+            found = self.compiled[key].evidence(run, response_values, length_scale, statistics)
             if found.ok or found.diagnostic != _OUTGROWN:
-                return found
+                break
             del self.compiled[key]
         return found
