@@ -2,6 +2,7 @@
 
 import stat
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -24,6 +25,7 @@ from msrm.gp.native_dense import NativeDense
 from msrm.gp.native_grid import NativeGrid
 from msrm.gp.statespace import StateSpace
 from msrm.nodes import GroupStatistics, NodeGroup
+from msrm.runtime import folders
 
 COUNTS = {"chains": 4, "warmup": 1000, "draws": 1000}
 
@@ -108,53 +110,89 @@ def test_the_compilation_cache_is_the_owners_alone(tmp_path, monkeypatch):
     assert folder.parent == tmp_path / ".cache" / "msrm"
     assert jax.lib.__version__ in folder.name
     assert not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    folder.chmod(0o777)
+    assert not folder.parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    for one in (folder, folder.parent):
+        one.chmod(0o777)
+        assert use_compilation_cache(tmp_path) is None
+        one.chmod(0o700)
+    assert use_compilation_cache(tmp_path) == folder
+    monkeypatch.setattr(folders.os, "getuid", lambda: 12345)
     assert use_compilation_cache(tmp_path) is None
 
 
 @pytest.fixture
 def probes(card, tmp_path, monkeypatch):
-    """A home of its own, and how often JAX was tried in a child process."""
-    found, told = [], {"platform": "gpu"}
+    """A home of its own, how often JAX was tried in a child process, and what it answers there and here."""
+    tried, child, here = [], {"platform": "gpu"}, SimpleNamespace(default_backend=lambda: "gpu")
     monkeypatch.setattr(devices.Path, "home", lambda: tmp_path)
     monkeypatch.setattr(devices, "version", lambda name: "0.11.2")
     monkeypatch.setattr(devices, "jax_facts", lambda: None)
     monkeypatch.setattr(devices, "nvidia_driver", lambda: "580.1")
-    monkeypatch.setattr(devices, "probe_jax", lambda: found.append(1) or told)
-    return found, told
+    monkeypatch.setattr(devices, "probe_jax", lambda: tried.append(1) or child)
+    monkeypatch.setattr(devices, "import_module", lambda name: here)
+    return SimpleNamespace(tried=tried, child=child, here=here)
 
 
-def test_jax_is_tried_in_a_child_process_once_for_the_same_versions_driver_and_settings(probes, monkeypatch):
-    tried, _ = probes
+def test_jax_is_tried_in_a_child_process_once_under_the_same_conditions(probes, monkeypatch):
     for _ in range(3):
         assert cuda_problem(probe=True) == ""
-    assert len(tried) == 1
+    assert len(probes.tried) == 1
     changes = [
         lambda patch: patch.setattr(devices, "nvidia_driver", lambda: "590.1"),
         lambda patch: patch.setattr(devices, "versions", lambda: {"jax": "0.11.3"}),
+        lambda patch: patch.setattr(devices, "visible_gpus", lambda: ["another card"]),
+        lambda patch: patch.setattr(devices.platform, "node", lambda: "another machine"),
         lambda patch: patch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0"),
     ]
     for count, change in enumerate(changes, start=2):
         with monkeypatch.context() as patch:
             change(patch)
             assert cuda_problem(probe=True) == cuda_problem(probe=True) == ""
-            assert len(tried) == count
+            assert len(probes.tried) == count
 
 
-@pytest.mark.parametrize("how", ["failed", "on the CPU", "unknown driver", "broken file"])
+@pytest.mark.parametrize("how", ["failed", "on the CPU", "unknown driver", "broken file", "no home"])
 def test_jax_is_tried_again_after_anything_but_a_good_start(probes, monkeypatch, how):
-    tried, told = probes
     if how == "broken file":
         assert cuda_problem(probe=True) == ""
         next(devices.cache_folder().iterdir()).write_text("{}")
-    elif how == "unknown driver":
-        monkeypatch.setattr(devices, "nvidia_driver", lambda: None)
+        assert cuda_problem(probe=True) == ""
     else:
-        told.clear()
-        told |= {"error": "was ended by signal 6"} if how == "failed" else {"platform": "cpu"}
-    for _ in range(2):
-        cuda_problem(probe=True)
-    assert len(tried) == 2
+        if how == "unknown driver":
+            monkeypatch.setattr(devices, "nvidia_driver", lambda: None)
+        elif how == "no home":
+            monkeypatch.setattr(devices.Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
+        else:
+            probes.child.clear()
+            probes.child |= {"error": "was ended by signal 6"} if how == "failed" else {"platform": "cpu"}
+        told = [cuda_problem(probe=True) for _ in range(2)]
+        expected = {"failed": "JAX does not start (was ended by signal 6)", "on the CPU": "JAX runs on cpu"}
+        assert all(one.startswith(expected.get(how, "")) for one in told)
+    assert len(probes.tried) == 2
+
+
+def test_a_good_start_before_hides_no_bad_one(probes):
+    """What is recorded is trusted by starting JAX here, and gone while it starts."""
+    assert cuda_problem(probe=True) == ""
+    seen = []
+
+    def falls_back():
+        seen.append(list(devices.cache_folder().iterdir()))
+        return "cpu"
+
+    probes.here.default_backend = falls_back
+    assert cuda_problem(probe=True) == "JAX runs on cpu. Run: unset JAX_PLATFORMS"
+    assert seen == [[]]
+    assert cuda_problem(probe=True) == ""  # tried in a child again
+    assert len(probes.tried) == 2
+
+    def fails():
+        raise RuntimeError("CUDA_ERROR_UNKNOWN")
+
+    probes.here.default_backend = fails
+    assert cuda_problem(probe=True) == "JAX does not start (CUDA_ERROR_UNKNOWN)"
+    assert cuda_problem(probe=True) == ""
+    assert len(probes.tried) == 3
 
 
 def test_backends_on_the_device_agree_with_those_on_the_host(monkeypatch):

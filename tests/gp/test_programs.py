@@ -11,6 +11,7 @@ import pytest
 
 from msrm.gp import programs
 from msrm.gp.programs import Program, fingerprint
+from msrm.runtime import folders
 
 
 class Pair(NamedTuple):
@@ -24,8 +25,19 @@ class Holder:
     name: str = "a"
 
 
+# As a class of the package, whose name stands for what it does.
+Holder.__module__ = "msrm.held"
+
+
 class Opaque:
     pass
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A class that another cell of a notebook may define anew under the same name."""
+
+    number: float = 1.0
 
 
 class Traced:
@@ -65,7 +77,7 @@ def on_disk(tmp_path, monkeypatch):
     folder, before = tmp_path / "cache", jax.config.jax_compilation_cache_dir
     folder.mkdir(mode=0o700)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    yield folder / "programs"
+    yield folder / "msrm-programs"
     jax.config.update("jax_compilation_cache_dir", before)
 
 
@@ -89,7 +101,6 @@ def forget():
         (Holder(np.ones(2)), Holder(np.array([1.0, 1.0 + 2**-52]))),
         (Holder(np.ones(2)), Holder(np.ones(2), "b")),
         (Holder(np.ones(2)), [np.ones(2), "a"]),
-        (Pair(1, 2), (1, 2)),
         (None, "None"),
         (slice(1, 2), slice(1, 2, 1)),
     ],
@@ -109,7 +120,10 @@ def test_equal_contents_have_one_fingerprint():
     assert made("F")[0].numbers.flags.f_contiguous
 
 
-@pytest.mark.parametrize("unknown", [Opaque(), Opaque, fingerprint, np.array(["a", None])])
+@pytest.mark.parametrize(
+    "unknown",
+    [Opaque(), Opaque, fingerprint, np.array(["a", None]), Foreign(), Pair(1, 2), np.ma.masked_array([1.0], [True])],
+)
 def test_unknown_contents_are_refused(unknown):
     with pytest.raises(TypeError, match="not known"):
         fingerprint({"a": [unknown]})
@@ -152,6 +166,28 @@ def test_settings_of_jax_and_xla_are_part_of_a_program(monkeypatch):
     assert traced.traces == 3
 
 
+def test_random_numbers_are_those_of_the_settings(monkeypatch):
+    def draws(key):
+        return jax.random.normal(key, (5,))
+
+    key = jax.random.PRNGKey(0)
+    for _ in range(2):
+        for partitionable in (True, False):
+            with jax.threefry_partitionable(partitionable):
+                np.testing.assert_array_equal(Program(draws, "draws")(key), jax.jit(draws)(key))
+
+
+def test_jax_can_be_told_not_to_compile_or_where():
+    traced = Traced()
+    with jax.disable_jit():
+        check(traced.program()(*arguments()))
+        check(traced.program()(*arguments()))
+    assert traced.traces == 2
+    for device in ("cpu", jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            check(Traced().program()(*arguments()))
+
+
 def test_the_next_process_finds_it_on_disk(on_disk):
     first, second = Traced(), Traced()
     check(first.program()(*arguments()))
@@ -187,7 +223,20 @@ def test_another_source_version_or_device_finds_nothing(on_disk, monkeypatch):
             assert traced.traces == 1
 
 
-@pytest.mark.parametrize("which", ["programs", "."])
+def test_a_program_of_a_home_that_cannot_be_written_is_loaded(on_disk, monkeypatch):
+    check(Traced().program()(*arguments()))
+    forget()
+
+    def read_only(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(programs.Path, "touch", read_only)
+    traced = Traced()
+    check(traced.program()(*arguments()))
+    assert traced.traces == 0
+
+
+@pytest.mark.parametrize("which", ["msrm-programs", "."])
 def test_nothing_is_read_or_written_where_others_can_write(on_disk, which):
     check(Traced().program()(*arguments()))
     (on_disk.parent / which).resolve().chmod(0o770)
@@ -197,6 +246,15 @@ def test_nothing_is_read_or_written_where_others_can_write(on_disk, which):
     check(traced.program("other")(*arguments()))
     assert traced.traces == 2
     assert len(list(on_disk.iterdir())) == 1
+
+
+def test_what_another_user_put_there_is_not_run(on_disk, monkeypatch):
+    check(Traced().program()(*arguments()))
+    forget()
+    monkeypatch.setattr(folders.os, "getuid", lambda: 12345)
+    traced = Traced()
+    check(traced.program()(*arguments()))
+    assert traced.traces == 1
 
 
 def test_nothing_is_kept_when_jax_keeps_nothing(on_disk):
@@ -218,11 +276,14 @@ def test_a_folder_that_cannot_be_written_costs_a_compilation_only(on_disk, monke
     assert not list(on_disk.iterdir())
 
 
-def test_the_newest_files_are_kept(on_disk, monkeypatch):
+def test_the_newest_files_are_kept_and_those_of_others(on_disk, monkeypatch):
     monkeypatch.setattr(programs, "_FILES", 3)
+    on_disk.mkdir(mode=0o700)
+    (on_disk / "thesis.txt").write_text("of somebody")
     for name in "abcde":
         check(Traced().program(name)(*arguments()))
-    assert len(list(on_disk.iterdir())) == 3
+    assert (on_disk / "thesis.txt").exists()
+    assert len(list(on_disk.iterdir())) == 4
     forget()
     last = Traced()
     check(last.program("e")(*arguments()))

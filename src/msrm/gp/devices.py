@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from msrm.gp.dense import Dense
 from msrm.gp.statespace import StateSpace
 from msrm.runtime import available_cores
 from msrm.runtime.facts import nvidia_driver, versions
+from msrm.runtime.folders import whose_else
 from msrm.runtime.probe import jax_facts, probe_jax
 from msrm.runtime.warn import visible_gpus
 from msrm.sealed import replacing
@@ -144,7 +144,7 @@ def cuda_problem(*, probe: bool) -> str:
         plugin, library = version(plugins[0].replace("_", "-")), version("jaxlib")
         if plugin != library:
             return f"the CUDA plugin {plugin} does not match jaxlib {library}. Run: {_INSTALL} --upgrade"
-        found = _probed() if probe else None
+        found = _started() if probe else None
         if found is not None and "error" in found:
             return f"JAX does not start ({found['error']})"
         facts = found or {"platform": import_module("jax").default_backend()}
@@ -162,16 +162,18 @@ def on_device(backend: LatentBackend) -> Any:
 
 
 def cache_folder(home: Path | None = None) -> Path | None:
-    """The owner's folder for what is compiled, made where there is none; None where others could write it.
+    """This user's folder for what is compiled, made where there is none; None where anybody else could write it.
 
-    What lies there is run as code: it is the owner's alone, with versions and processor in its name.
+    What lies there is run as code: it is the user's alone, with versions and processor in its name.
     """
     kind = hashlib.sha256(f"{platform.processor()} {platform.machine()} {sys.version}".encode()).hexdigest()[:8]
-    folder = (home or Path.home()) / ".cache" / "msrm" / f"xla-{version('jaxlib')}-{kind}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return None if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) else folder
-    except OSError:
+        parent = (home or Path.home()) / ".cache" / "msrm"
+        folder = parent / f"xla-{version('jaxlib')}-{kind}"
+        for one in (parent, folder):
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return None if whose_else(parent) or whose_else(folder) else folder
+    except (OSError, RuntimeError):  # a full disk, or no home
         return None
 
 
@@ -188,16 +190,30 @@ def use_compilation_cache(home: Path | None = None) -> Path | None:
     return folder
 
 
-def _probed() -> dict[str, Any] | None:
-    """What a child process finds of JAX; after a good start the same versions and settings are not tried again."""
-    folder, driver = cache_folder(), nvidia_driver()
-    same = {"driver": driver, "versions": versions(), "settings": {name: os.environ.get(name) for name in _SETTINGS}}
-    path = None if folder is None or driver is None else folder / "started.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if path is not None and (kept := json.loads(path.read_text()))["same"] == same:
-            return {"platform": str(kept["platform"])}
-    found = probe_jax()
+def _started() -> dict[str, Any] | None:
+    """What JAX runs on: tried in a child process, unless it has started well here under the same conditions."""
+    folder, driver, path = cache_folder(), nvidia_driver(), None
+    settings = {name: os.environ.get(name) for name in _SETTINGS}
+    same = [platform.node(), visible_gpus(), driver, versions(), settings]
+    if folder is not None and driver is not None:
+        path = folder / "started.json"
+    if path is not None and _record(path) == same:
+        # A start that ends this process leaves no record, so that the next is tried in a child again.
+        path.unlink(missing_ok=True)
+        try:
+            found: dict[str, Any] | None = {"platform": import_module("jax").default_backend()}
+        except RuntimeError as problem:
+            return {"error": str(problem)}
+    else:
+        found = probe_jax()
     if path is not None and found is not None and found.get("platform") in _GPU:
         with suppress(OSError), replacing(path) as aside:
-            aside.write_text(json.dumps({"same": same, "platform": found["platform"]}))
+            aside.write_text(json.dumps(same))
     return found
+
+
+def _record(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

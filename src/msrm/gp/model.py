@@ -190,7 +190,8 @@ class GPDensity(Estimator):
         """
         likelihood, checked, error, device = self._at(recording, parameters)
         # Grids are chosen by the host's values.
-        return error.log_likelihood if device == "cpu" else likelihood.value_and_gradient(checked)[0]
+        compiled = device == "cuda" and error.step > 0.0
+        return likelihood.value_and_gradient(checked)[0] if compiled else error.log_likelihood
 
     @takes_recording
     def log_likelihood_and_gradient(

@@ -11,13 +11,14 @@ Files lie beside JAX's, in a folder that nobody else may write: what lies there 
 import hashlib
 import os
 import pickle
-import stat
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -27,16 +28,28 @@ from jax.experimental import serialize_executable
 import msrm
 from msrm.gp.jax_settings import compiler_options
 from msrm.runtime.facts import versions
+from msrm.runtime.folders import whose_else
 from msrm.sealed import replacing
 
 __all__ = ["Program", "fingerprint"]
 
 _KEPT = 32  # in a process
 _FILES = 64
-_FOLDER = "programs"
+_FOLDER = "msrm-programs"
+_NAME = re.compile("[0-9a-f]{64}")
+_KNOWN = ("builtins", "numpy", "jax", "jaxlib", "msrm")  # whose classes hold what is read here, and no more
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_threefry_partitionable",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_debug_nans",
+)
 # A CPU's program holds addresses of LAPACK and of Python callbacks, which are another process's.
 _PLATFORMS = ("gpu",)
 _ready: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
+_lock = Lock()
 
 
 def fingerprint(value: Any) -> str:
@@ -54,6 +67,9 @@ def fingerprint(value: Any) -> str:
 
 def _feed(digest: Any, value: Any) -> None:
     kind = type(value)
+    # The same name may be another class in the next process, or in the next cell of a notebook.
+    if kind.__module__.split(".")[0] not in _KNOWN or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"the contents of a {kind.__qualname__} are not known")
     digest.update(f"<{kind.__module__}.{kind.__qualname__}".encode())
     if isinstance(value, str | int | float | complex | bool | bytes | None):
         digest.update(repr(value).encode())
@@ -61,8 +77,8 @@ def _feed(digest: Any, value: Any) -> None:
         array = np.asarray(value)
         if array.dtype.hasobject:
             raise TypeError("the contents of an array of objects are not known")
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{array.dtype!r}{array.shape}".encode())
+        digest.update(array.tobytes())
     elif is_dataclass(kind):
         for field in fields(value):
             _feed(digest, field.name)
@@ -109,11 +125,13 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's result on JAX's default device."""
+        if jax.config.jax_disable_jit:
+            return self._function(*arguments)
         leaves, tree = jax.tree.flatten(arguments)
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None) or np.result_type(leaf)) for leaf in leaves)
-        device = _device()
-        if (found := self._compiled.get((tree, shapes, device))) is None:
-            found = self._compiled[tree, shapes, device] = self._made(tree, shapes, device)
+        key = tree, shapes, _device(), *(getattr(jax.config, name) for name in _SETTINGS)
+        if (found := self._compiled.get(key)) is None:
+            found = self._compiled[key] = self._made(*key[:3])
         compiled, structure = found
         return jax.tree.unflatten(structure, compiled(*leaves))
 
@@ -126,18 +144,21 @@ class Program:
             compiled, structure = self._build(tree, shapes)
             return compiled, jax.tree.structure(structure)
         key = fingerprint([self._identity, str(tree), str(shapes), *_surroundings(device)])
-        if key not in _ready:
+        found = _ready.get(key)
+        if found is None:
             path = _path(key, device)
-            found = None if path is None else _read(path, device)
-            if found is None:
-                found = self._build(tree, shapes)
+            made = None if path is None else _read(path, device)
+            if made is None:
+                made = self._build(tree, shapes)
                 if path is not None:
-                    _write(path, *found)
-            _ready[key] = found[0], jax.tree.structure(found[1])
-        _ready.move_to_end(key)
-        while len(_ready) > _KEPT:
-            _ready.popitem(last=False)
-        return _ready[key]
+                    _write(path, *made)
+            found = made[0], jax.tree.structure(made[1])
+        with _lock:
+            _ready[key] = found
+            _ready.move_to_end(key)
+            while len(_ready) > _KEPT:
+                _ready.popitem(last=False)
+        return found
 
     def _build(self, tree: Any, shapes: Any) -> tuple[Any, Any]:
         """Compiled for flat arguments, and the structure of its results."""
@@ -154,13 +175,14 @@ class Program:
 
 
 def _device() -> Any:
-    return jax.config.jax_default_device or jax.devices()[0]
+    device = jax.config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.devices(device)[0]
 
 
 def _surroundings(device: Any) -> list[str]:
     """What else a compilation depends on."""
-    switches = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, os.environ.get("XLA_FLAGS")
-    settings = [*map(str, switches), str(compiler_options())]
+    settings = [str(getattr(jax.config, name)) for name in _SETTINGS]
+    settings += [str(os.environ.get("XLA_FLAGS")), str(compiler_options())]
     of_device = [device.platform, device.device_kind, str(device.id), device.client.platform_version]
     return [_source(), *settings, *of_device]
 
@@ -178,18 +200,16 @@ _source()  # now, while files are what was imported
 
 
 def _path(key: str, device: Any) -> Path | None:
-    """Where a program lies on disk; None where none are kept or others can write the folder."""
+    """Where a program lies on disk; None where none are kept, elsewhere, or where others can write."""
     kept = jax.config.jax_compilation_cache_dir
-    if kept is None or not jax.config.jax_enable_compilation_cache or device.platform not in _PLATFORMS:
+    if not kept or not jax.config.jax_enable_compilation_cache or device.platform not in _PLATFORMS or "://" in kept:
         return None
     folder = Path(kept) / _FOLDER
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(one.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) for one in (folder, folder.parent)):
-            return None
+        return None if whose_else(folder) or whose_else(folder.parent) else folder / key
     except OSError:
         return None
-    return folder / key
 
 
 def _read(path: Path, device: Any) -> tuple[Any, Any] | None:
@@ -200,9 +220,10 @@ def _read(path: Path, device: Any) -> tuple[Any, Any] | None:
         loaded = serialize_executable.deserialize_and_load(
             payload, *trees, backend=device.client, execution_devices=[device]
         )
-        path.touch()
     except Exception:  # of another version, cut short, or no longer loadable: it is compiled again
         return None
+    with suppress(OSError):
+        path.touch()
     return loaded, results[1]
 
 
@@ -214,6 +235,7 @@ def _write(path: Path, compiled: Any, structure: Any) -> None:
         counts = arguments.num_leaves, results.num_leaves
         with replacing(path) as aside:
             aside.write_bytes(pickle.dumps((payload, range(counts[0]), (counts[1], structure))))
-        by_age = sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime)
+        ours = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
+        by_age = sorted(ours, key=lambda one: one.stat().st_mtime)
         for old in by_age[:-_FILES]:
-            old.unlink()
+            old.unlink(missing_ok=True)

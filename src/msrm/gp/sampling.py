@@ -219,6 +219,8 @@ def _nuts(
         raise ValueError(
             "device='cpu': NUTS runs where JAX does, on a card here. Before Python: export JAX_PLATFORMS=cpu"
         )
+    if visible_gpus() and not cuda_problem(probe=False):
+        use_compilation_cache()
     # JAX is loaded by those who ask for it.
     return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
 

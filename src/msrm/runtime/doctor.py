@@ -6,7 +6,6 @@ can be simulated. A device that was asked for and is not there is an error, neve
 
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from packaging.requirements import Requirement
 
 from msrm import archive
 from msrm.runtime.facts import THREAD_VARIABLES, describe
+from msrm.runtime.folders import whose_else
 from msrm.runtime.warn import findings
 
 __all__ = ["Finding", "diagnose"]
@@ -266,13 +266,15 @@ def _precision_findings(environment: Mapping[str, str], jax: Mapping[str, Any]) 
 def _cache_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """A compilation cache that others can write is code execution: JAX's own, or those of `msrm.gp.devices`."""
     given = environment.get("JAX_COMPILATION_CACHE_DIR")
-    for folder in [Path(given)] if given else sorted((Path.home() / ".cache" / "msrm").glob("xla-*")):
+    own = Path.home() / ".cache" / "msrm"
+    for folder in [Path(given)] if given else [own, *sorted(own.glob("xla-*"))]:
         if not folder.is_dir():
             continue
-        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            found = f"others can write {folder}, and what lies there is run as code"
-            yield Finding("compilation cache", "error", found, f"chmod go-w {folder}")
-        else:
+        found = whose_else(folder)
+        if found:
+            line = f"chmod go-w {folder}" if found.startswith("others") else "set another JAX_COMPILATION_CACHE_DIR"
+            yield Finding("compilation cache", "error", f"{found}, and what lies there is run as code", line)
+        elif folder != own:
             yield Finding("compilation cache", "ok", str(folder))
 
 
