@@ -100,7 +100,8 @@ def _others(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     cache = found.get("cache", {}).get("first gradient of a process", {})
     if "first_gradient_s" in cache:
         first, second = cache["first_gradient_s"], cache["second_start_gradient_s"]
-        out.append(("first gradient of a process", f"{first:.1f} s", "15 s" + ("" if first < 15 else ", missed")))
+        what = "first gradient of a process, compiled whole as samplers have it"
+        out.append((what, f"{first:.1f} s", "15 s" + ("" if first < 15 else ", missed")))
         out.append(("the same with a filled cache", f"{second:.1f} s", "2 s" + ("" if second < 2 else ", missed")))
     out += _gibbs()
     memory = found.get("memory", {}).get("dense by panels", {})

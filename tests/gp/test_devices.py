@@ -73,7 +73,7 @@ def test_a_card_is_taken_where_it_is_estimated_to_be_faster(card):
     for seconds in (30.0, 200_000.0):
         found = evaluation_placement("auto", backend(seconds))
         assert found.platform == "cpu"
-        assert "no less time on the card" in found.reason
+        assert "not faster on the card" in found.reason
     assert evaluation_placement("auto", Dense(backend(100.0).groups, 2)).platform == "cpu"
     assert evaluation_placement("cuda", backend()) == devices.Placement("cuda", "device='cuda' was asked for")
     assert evaluation_placement("cpu", backend(200_000.0)).platform == "cpu"
@@ -169,6 +169,30 @@ def test_jax_is_tried_again_after_anything_but_a_good_start(probes, monkeypatch,
         expected = {"failed": "JAX does not start (was ended by signal 6)", "on the CPU": "JAX runs on cpu"}
         assert all(one.startswith(expected.get(how, "")) for one in told)
     assert len(probes.tried) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem", "told"),
+    [
+        (
+            "cuda",
+            AssertionError(),
+            "JAX does not start with JAX_PLATFORMS=cuda: AssertionError. Run: unset JAX_PLATFORMS",
+        ),
+        (None, RuntimeError("no memory"), "JAX does not start: no memory. Run: msrm doctor"),
+    ],
+)
+def test_devices_that_do_not_start_are_named(monkeypatch, asked, problem, told):
+    def fails():
+        raise problem
+
+    monkeypatch.setattr(devices, "import_module", lambda name: SimpleNamespace(devices=fails))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if asked:
+        monkeypatch.setenv("JAX_PLATFORMS", asked)
+    with pytest.raises(RuntimeError) as found:
+        devices.start_jax()
+    assert str(found.value) == told
 
 
 def test_a_good_start_before_hides_no_bad_one(probes):

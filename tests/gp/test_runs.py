@@ -151,6 +151,11 @@ def test_groups_by_fold_and_devices_seen_by_a_process(monkeypatch):
     with pytest.raises(ValueError, match="by='fold' leaves out one run in turn and needs at least 2, found run-1"):
         msrm.sample_runs(recording_of().select(runs=["run-1"]), model_of(), path="x", by="fold")
     monkeypatch.setattr(runs_module, "visible_gpus", list)
+    for unfit in (0, "01", ["0"], [0.5], [True], np.array([0])):
+        with pytest.raises(TypeError, match=r"devices takes a list of numbers of cards, such as \[0, 1\], found"):
+            msrm.sample_runs(recording_of(), model_of(), path="x", devices=unfit)
+    with pytest.raises(ValueError, match=r"devices=\[0, 0\] names a card twice"):
+        msrm.sample_runs(recording_of(), model_of(), path="x", devices=[0, 0])
     with pytest.raises(RuntimeError, match=r"devices=\[0\]: no NVIDIA card is visible"):
         msrm.sample_runs(recording_of(), model_of(), path="x", devices=[0])
     monkeypatch.setattr(runs_module, "visible_gpus", lambda: ["a card"] * 4)

@@ -372,7 +372,7 @@ def _do(command: str, json: bool, *arguments: Any) -> None:
     except KeyboardInterrupt as interrupt:
         typer.echo(f"msrm: {as_typed(str(interrupt), _Group.words) or 'interrupted'}", err=True)
         raise typer.Exit(130) from None
-    except (ValueError, TypeError, OSError, ImportError, ArithmeticError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
         if os.environ.get("MSRM_TRACEBACK") == "1":
             raise
         typer.echo("msrm: " + " ".join(as_typed(_told(error), _Group.words).split()), err=True)

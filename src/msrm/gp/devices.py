@@ -28,7 +28,7 @@ from msrm.runtime.probe import jax_facts, probe_jax
 from msrm.runtime.warn import visible_gpus
 from msrm.sealed import replacing
 
-__all__ = ["DEVICES", "Placement", "evaluation_placement", "on_device", "sweep_placement"]
+__all__ = ["DEVICES", "Placement", "evaluation_placement", "on_device", "start_jax", "sweep_placement"]
 
 DEVICES = ("auto", "cpu", "cuda")
 _GPU = ("gpu", "cuda")
@@ -75,7 +75,7 @@ def evaluation_placement(device: str, backend: LatentBackend) -> Placement:
         When CUDA is asked for and cannot be used; the message says what to do.
     """
     if device == "auto" and not isinstance(backend, Dense) and visible_gpus():
-        return Placement("cpu", "a fit on a latent grid takes no less time on the card: the CPU's cells have moments")
+        return Placement("cpu", "a fit on a latent grid is not faster on the card: the CPU's cells have moments")
     one = evaluation_seconds(backend)
     on_card = _COMPILE + _EVALUATIONS * (_EVALUATION + one / _DENSE_SPEEDUP)
     return _placed(device, "a fit", _EVALUATIONS * one, on_card)
@@ -210,6 +210,22 @@ def _started() -> dict[str, Any] | None:
         with suppress(OSError), replacing(path) as aside:
             aside.write_text(json.dumps(same))
     return found
+
+
+def start_jax() -> None:
+    """Start JAX's devices in this process.
+
+    Raises
+    ------
+    RuntimeError
+        When they do not start, with what to do; JAX itself may say nothing.
+    """
+    try:
+        import_module("jax").devices()
+    except Exception as problem:
+        asked, said = os.environ.get("JAX_PLATFORMS"), str(problem) or type(problem).__name__
+        where, line = (f" with JAX_PLATFORMS={asked}", "unset JAX_PLATFORMS") if asked else ("", "msrm doctor")
+        raise RuntimeError(f"JAX does not start{where}: {said}. Run: {line}") from problem
 
 
 def _record(path: Path) -> Any:

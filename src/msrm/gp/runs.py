@@ -194,6 +194,10 @@ def _cards(devices: Sequence[int] | None) -> list[str]:
     """
     if devices is None:
         return []
+    if isinstance(devices, str) or not isinstance(devices, Sequence) or any(type(one) is not int for one in devices):
+        raise TypeError(f"devices takes a list of numbers of cards, such as [0, 1], found {devices!r}.")
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"devices={list(devices)} names a card twice; each runs one process at a time.")
     found = visible_gpus()
     if not found:
         raise RuntimeError(

@@ -20,7 +20,7 @@ from msrm.asking import takes_recording
 from msrm.gp.assembly import ChainDraws, assembled, scalar_names
 from msrm.gp.backends import select_likelihood
 from msrm.gp.data import NodeLayout
-from msrm.gp.devices import cuda_problem, sweep_placement, use_compilation_cache
+from msrm.gp.devices import cuda_problem, start_jax, sweep_placement, use_compilation_cache
 from msrm.gp.draws import Draws
 from msrm.gp.fitted import starting_length_scale
 from msrm.gp.gibbs.chains import ChainJob, light_layout, run_chain
@@ -219,9 +219,10 @@ def _nuts(
         raise ValueError(
             "device='cpu': NUTS runs where JAX does, on a card here. Before Python: export JAX_PLATFORMS=cpu"
         )
+    # JAX is loaded by those who ask for it.
+    start_jax()
     if visible_gpus() and not cuda_problem(probe=False):
         use_compilation_cache()
-    # JAX is loaded by those who ask for it.
     return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
 
 

@@ -198,7 +198,8 @@ def _device_findings(facts: Mapping[str, Any], smi: list[dict[str, Any]]) -> Ite
     plugin = any(name.startswith("jax-cuda") for name in facts["versions"])
     on_gpu = jax["platform"] in ("gpu", "cuda")
     if not on_gpu and {"cuda", "gpu"} & set(wanted[:1]):
-        yield Finding("JAX", "error", f"{found}, but JAX_PLATFORMS={wanted[0]} asks for a GPU", "unset JAX_PLATFORMS")
+        asked = f"JAX_PLATFORMS={','.join(wanted)} asks for a GPU"
+        yield Finding("JAX", "error", f"{found}, but {asked}", "unset JAX_PLATFORMS")
     elif on_gpu or not facts["gpus"]:
         yield Finding("JAX", "ok", found)
     elif wanted[:1] == ["cpu"]:
@@ -266,13 +267,16 @@ def _precision_findings(environment: Mapping[str, str], jax: Mapping[str, Any]) 
 def _cache_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """A compilation cache that others can write is code execution: JAX's own, or those of `msrm.gp.devices`."""
     given = environment.get("JAX_COMPILATION_CACHE_DIR")
-    own = Path.home() / ".cache" / "msrm"
+    own, another = Path.home() / ".cache" / "msrm", "set another JAX_COMPILATION_CACHE_DIR"
     for folder in [Path(given)] if given else [own, *sorted(own.glob("xla-*"))]:
+        if not folder.exists():
+            continue
         if not folder.is_dir():
+            yield Finding("compilation cache", "error", f"{folder} is no folder", another)
             continue
         found = whose_else(folder)
         if found:
-            line = f"chmod go-w {folder}" if found.startswith("others") else "set another JAX_COMPILATION_CACHE_DIR"
+            line = f"chmod go-w {folder}" if found.startswith("others") else another
             yield Finding("compilation cache", "error", f"{found}, and what lies there is run as code", line)
         elif folder != own:
             yield Finding("compilation cache", "ok", str(folder))
