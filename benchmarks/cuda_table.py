@@ -121,13 +121,8 @@ def _peer() -> list[tuple[str, str, str]]:
             error = one["runs"]["msrm"][0]["likelihood_error"]
             figure = f"{ours:.1f} ms, the peer {peer:.1f} ms: {one['ratio']:.1f} x; error {error:.3f} nats"
             missed = "" if ours <= 5.0 and error < 0.05 else ", missed"
-            out.append(
-                (
-                    f"value and gradient at the MAP beside the peer, features {features:,}",
-                    figure,
-                    f"5 ms at 0.05 nats{missed}",
-                )
-            )
+            what = f"value and gradient at the MAP beside the peer, features {features:,}"
+            out.append((what, figure, f"5 ms at 0.05 nats{missed}"))
     return out
 
 

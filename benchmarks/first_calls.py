@@ -27,7 +27,6 @@ ENTRIES = {
     "gibbs": 'sample, sampler="gibbs"',
     "nuts": 'sample, sampler="nuts"',
 }
-PAIR = ("loading", "offset", "noise")
 CALLS = 3
 
 
@@ -43,11 +42,10 @@ def entry(name: str, device: str, *, small: bool) -> Callable[[], Any]:
     if name == "fit":
         return lambda: gp(**settings, device=device).fit(recording)
     if name in ("gradient", "dense"):
-        model, parameters = gp(**settings, device=device), dict(truth.parameters)
-        free = {"response/rating/lag": 0.4, "response/physiology/lag": 1.0, "response/physiology/width": 0.8}
-        parameters = {
-            key: value for key, value in parameters.items() if not key.startswith(("response", "length"))
-        } | free
+        model = gp(**settings, device=device)
+        of_pairs = ("loading/", "offset/", "noise/")
+        parameters = {name: value for name, value in truth.parameters.items() if name.startswith(of_pairs)}
+        parameters |= {"response/rating/lag": 0.4, "response/physiology/lag": 1.0, "response/physiology/width": 0.8}
         return lambda: model.log_likelihood_and_gradient(recording, parameters)
     fit = gp(**settings, device="cpu").fit(recording)
     fit.device = device

@@ -98,7 +98,7 @@ class TestBlasThreads:
         env = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
 
-    def test_costs_no_search_of_libraries(self):
+    def test_costs_microseconds(self):
         def once() -> float:
             start = time.perf_counter()
             for _ in range(100):
@@ -106,8 +106,7 @@ class TestBlasThreads:
                     pass
             return (time.perf_counter() - start) / 100
 
-        # Finding the loaded libraries anew takes several milliseconds.
-        assert min(once() for _ in range(20)) < 1e-3
+        assert min(once() for _ in range(20)) < 50e-6
 
     def test_refuses_no_threads(self):
         with pytest.raises(ValueError, match="at least 1 thread, found 0"), runtime.blas_threads(0):

@@ -192,11 +192,10 @@ def use_compilation_cache(home: Path | None = None) -> Path | None:
 
 def _started() -> dict[str, Any] | None:
     """What JAX runs on: tried in a child process, unless it has started well here under the same conditions."""
-    folder, driver, path = cache_folder(), nvidia_driver(), None
+    folder, driver = cache_folder(), nvidia_driver()
+    path = None if folder is None or driver is None else folder / "started.json"
     settings = {name: os.environ.get(name) for name in _SETTINGS}
     same = [platform.node(), visible_gpus(), driver, versions(), settings]
-    if folder is not None and driver is not None:
-        path = folder / "started.json"
     if path is not None and _record(path) == same:
         # A start that ends this process leaves no record, so that the next is tried in a child again.
         path.unlink(missing_ok=True)
@@ -220,8 +219,9 @@ def start_jax() -> None:
     RuntimeError
         When they do not start, with what to do; JAX itself may say nothing.
     """
+    jax = import_module("jax")
     try:
-        import_module("jax").devices()
+        jax.devices()
     except Exception as problem:
         asked, said = os.environ.get("JAX_PLATFORMS"), str(problem) or type(problem).__name__
         where, line = (f" with JAX_PLATFORMS={asked}", "unset JAX_PLATFORMS") if asked else ("", "msrm doctor")

@@ -107,15 +107,17 @@ class Program:
     ----------
     function : callable
     made_of : object
-        All that its trace follows from beside the shapes of its arguments, as :func:`fingerprint` takes it.
+        All that its trace follows from beside the shapes of its arguments, as :func:`fingerprint` takes it; None, or
+        parts whose contents are not known, for a function that is compiled for this object alone.
     """
 
     def __init__(self, function: Callable[..., Any], made_of: Any) -> None:
         self._function = function
-        self._identity: str | None = None  # of parts whose contents are not known: compiled for this object alone
-        with suppress(TypeError):
-            plain = getattr(function, "func", function)  # of a partial
-            self._identity = fingerprint([f"{plain.__module__}.{plain.__qualname__}", made_of])
+        self._identity: str | None = None
+        if made_of is not None:
+            with suppress(TypeError):
+                plain = getattr(function, "func", function)  # of a partial
+                self._identity = fingerprint([f"{plain.__module__}.{plain.__qualname__}", made_of])
         self._compiled: dict[Any, tuple[Any, Any]] = {}
 
     @property
@@ -129,9 +131,10 @@ class Program:
             return self._function(*arguments)
         leaves, tree = jax.tree.flatten(arguments)
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None) or np.result_type(leaf)) for leaf in leaves)
-        key = tree, shapes, _device(), *(getattr(jax.config, name) for name in _SETTINGS)
+        device, settings = _device(), tuple(getattr(jax.config, name) for name in _SETTINGS)
+        key = tree, shapes, device, settings
         if (found := self._compiled.get(key)) is None:
-            found = self._compiled[key] = self._made(*key[:3])
+            found = self._compiled[key] = self._made(tree, shapes, device, settings)
         compiled, structure = found
         return jax.tree.unflatten(structure, compiled(*leaves))
 
@@ -139,15 +142,15 @@ class Program:
         """The function lowered anew, as of `jax.jit`."""
         return jax.jit(self._function, compiler_options=compiler_options()).lower(*arguments)
 
-    def _made(self, tree: Any, shapes: Any, device: Any) -> tuple[Any, Any]:
+    def _made(self, tree: Any, shapes: Any, device: Any, settings: tuple[Any, ...]) -> tuple[Any, Any]:
         if self._identity is None:
             compiled, structure = self._build(tree, shapes)
             return compiled, jax.tree.structure(structure)
-        key = fingerprint([self._identity, str(tree), str(shapes), *_surroundings(device)])
+        key = fingerprint([self._identity, str(tree), str(shapes), str(settings), *_surroundings(device)])
         found = _ready.get(key)
         if found is None:
             path = _path(key, device)
-            made = None if path is None else _read(path, device)
+            made = None if path is None else _read(path, device, len(shapes))
             if made is None:
                 made = self._build(tree, shapes)
                 if path is not None:
@@ -181,10 +184,8 @@ def _device() -> Any:
 
 def _surroundings(device: Any) -> list[str]:
     """What else a compilation depends on."""
-    settings = [str(getattr(jax.config, name)) for name in _SETTINGS]
-    settings += [str(os.environ.get("XLA_FLAGS")), str(compiler_options())]
-    of_device = [device.platform, device.device_kind, str(device.id), device.client.platform_version]
-    return [_source(), *settings, *of_device]
+    flags = [str(os.environ.get("XLA_FLAGS")), str(compiler_options())]
+    return [_source(), *flags, device.platform, device.device_kind, str(device.id), device.client.platform_version]
 
 
 @cache
@@ -212,11 +213,11 @@ def _path(key: str, device: Any) -> Path | None:
         return None
 
 
-def _read(path: Path, device: Any) -> tuple[Any, Any] | None:
-    """The program of a file; None where there is none that can be loaded."""
+def _read(path: Path, device: Any, count: int) -> tuple[Any, Any] | None:
+    """The program of a file, of so many flat arguments; None where there is none that can be loaded."""
     try:
-        payload, arguments, results = pickle.loads(path.read_bytes())
-        trees = jax.tree.structure((tuple(arguments), {})), jax.tree.structure(list(range(results[0])))
+        payload, structure = pickle.loads(path.read_bytes())
+        trees = jax.tree.structure((tuple(range(count)), {})), jax.tree.structure(jax.tree.leaves(structure))
         loaded = serialize_executable.deserialize_and_load(
             payload, *trees, backend=device.client, execution_devices=[device]
         )
@@ -224,17 +225,16 @@ def _read(path: Path, device: Any) -> tuple[Any, Any] | None:
         return None
     with suppress(OSError):
         path.touch()
-    return loaded, results[1]
+    return loaded, structure
 
 
 def _write(path: Path, compiled: Any, structure: Any) -> None:
     """Keep a program, and the newest others."""
     # A full disk, or a backend that cannot be asked for its code, costs the next process a compilation.
     with suppress(Exception):
-        payload, arguments, results = serialize_executable.serialize(compiled)
-        counts = arguments.num_leaves, results.num_leaves
+        payload, *_ = serialize_executable.serialize(compiled)
         with replacing(path) as aside:
-            aside.write_bytes(pickle.dumps((payload, range(counts[0]), (counts[1], structure))))
+            aside.write_bytes(pickle.dumps((payload, structure)))
         ours = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
         by_age = sorted(ours, key=lambda one: one.stat().st_mtime)
         for old in by_age[:-_FILES]:

@@ -215,13 +215,13 @@ def _nuts(
     settings: NutsSettings,
     counts: Mapping[str, int],
 ) -> Any:
-    if model.device == "cpu" and visible_gpus() and not cuda_problem(probe=False):
-        raise ValueError(
-            "device='cpu': NUTS runs where JAX does, on a card here. Before Python: export JAX_PLATFORMS=cpu"
-        )
     # JAX is loaded by those who ask for it.
     start_jax()
     if visible_gpus() and not cuda_problem(probe=False):
+        if model.device == "cpu":
+            raise ValueError(
+                "device='cpu': NUTS runs where JAX does, on a card here. Before Python: export JAX_PLATFORMS=cpu"
+            )
         use_compilation_cache()
     return import_module("msrm.gp.nuts.sampler").NutsRun.of(model, likelihood, grid, start, settings)
 

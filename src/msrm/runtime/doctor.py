@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from msrm import archive
 from msrm.runtime.facts import THREAD_VARIABLES, describe
-from msrm.runtime.folders import whose_else
+from msrm.runtime.folders import OTHER_CACHE, whose_else
 from msrm.runtime.warn import findings
 
 __all__ = ["Finding", "diagnose"]
@@ -267,16 +267,14 @@ def _precision_findings(environment: Mapping[str, str], jax: Mapping[str, Any]) 
 def _cache_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """A compilation cache that others can write is code execution: JAX's own, or those of `msrm.gp.devices`."""
     given = environment.get("JAX_COMPILATION_CACHE_DIR")
-    own, another = Path.home() / ".cache" / "msrm", "set another JAX_COMPILATION_CACHE_DIR"
+    own = Path.home() / ".cache" / "msrm"
     for folder in [Path(given)] if given else [own, *sorted(own.glob("xla-*"))]:
         if not folder.exists():
             continue
         if not folder.is_dir():
-            yield Finding("compilation cache", "error", f"{folder} is no folder", another)
-            continue
-        found = whose_else(folder)
-        if found:
-            line = f"chmod go-w {folder}" if found.startswith("others") else another
+            yield Finding("compilation cache", "error", f"{folder} is no folder", OTHER_CACHE)
+        elif others := whose_else(folder):
+            found, line = others
             yield Finding("compilation cache", "error", f"{found}, and what lies there is run as code", line)
         elif folder != own:
             yield Finding("compilation cache", "ok", str(folder))

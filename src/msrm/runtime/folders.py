@@ -4,11 +4,13 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["whose_else"]
+__all__ = ["OTHER_CACHE", "whose_else"]
+
+OTHER_CACHE = "set another JAX_COMPILATION_CACHE_DIR"
 
 
-def whose_else(folder: Path) -> str:
-    """Who else can put files into a folder, for a message; empty where only this user can.
+def whose_else(folder: Path) -> tuple[str, str] | None:
+    """Who else can put files into a folder, for a message, and what to do; None where only this user can.
 
     Raises
     ------
@@ -17,5 +19,7 @@ def whose_else(folder: Path) -> str:
     """
     status = folder.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        return f"another user owns {folder}"
-    return f"others can write {folder}" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+        return f"another user owns {folder}", OTHER_CACHE
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write {folder}", f"chmod go-w {folder}"
+    return None

@@ -101,12 +101,9 @@ class _Kernel:
         self.sweeper = Sweeper(coordinates.specification, job.layout, job.grid)
         self._start, self._next = hmc(potential_fn_gen=self.density.potential, algo="NUTS")
         self.arguments = self.density.data, jax.tree.map(jnp.asarray, self.beginning.whitening)
-        made_of = coordinates, job.backend, job.settings, job.warmup
-        compiled = self.density.host is None
+        made_of = None if self.density.made_of is None else (self.density.made_of, job.settings, job.warmup)
         self._first, self.step, self.step_all = (
-            # A call back to the host belongs to this density alone.
-            Program(function, (made_of, name)) if compiled else jax.jit(function)
-            for name, function in (("first", self._begun), ("step", self._stepped), ("all", self._all_stepped))
+            Program(function, made_of) for function in (self._begun, self._stepped, self._all_stepped)
         )
 
     def first(self, index: int) -> Any:

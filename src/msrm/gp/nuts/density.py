@@ -47,6 +47,8 @@ class Density:
     host : HostLikelihood or None
     data : pytree
         Arrays of the recording's size, passed to traced code.
+    made_of : tuple or None
+        What traces of the density follow from, for :class:`msrm.gp.programs.Program`.
     """
 
     def __init__(self, coordinates: Coordinates, backend: Backend, *, compiled: bool) -> None:
@@ -64,9 +66,9 @@ class Density:
         else:
             self.host = host = HostLikelihood(likelihood)
             self._log_likelihood = lambda data, packed: host.log_likelihood(packed)
-        slopes = jax.value_and_grad(self.log_density)
-        # A call back to the host belongs to this density alone.
-        self._compiled = Program(slopes, (coordinates, backend)) if compiled else jax.jit(slopes)
+        # What calls back to the host belongs to this density alone.
+        self.made_of = (coordinates, backend) if compiled else None
+        self._compiled = Program(jax.value_and_grad(self.log_density), self.made_of)
         self._parts = jax.jit(jax.vmap(lambda x: (coordinates.packed(x), coordinates.log_prior(x))))
 
     def log_density(self, x: Array, data: Any) -> Array:
